@@ -1,0 +1,16 @@
+# nanobind and the XLA FFI headers, both from Python packages that
+# pyproject.toml requires for the build.
+execute_process(
+  COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir
+  OUTPUT_VARIABLE nanobind_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE
+  COMMAND_ERROR_IS_FATAL ANY)
+find_package(nanobind CONFIG REQUIRED)
+
+# Found without importing jaxlib, which would load all of XLA.
+execute_process(
+  COMMAND ${Python_EXECUTABLE} -c
+    "import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec('jaxlib').origin).parent / 'include')"
+  OUTPUT_VARIABLE XLA_FFI_INCLUDE_DIR OUTPUT_STRIP_TRAILING_WHITESPACE
+  COMMAND_ERROR_IS_FATAL ANY)
+file(STRINGS ${XLA_FFI_INCLUDE_DIR}/xla/ffi/api/c_api.h ffi_minor REGEX "#define XLA_FFI_API_MINOR")
+message(STATUS "XLA FFI headers: ${XLA_FFI_INCLUDE_DIR} (${ffi_minor})")
