@@ -9,21 +9,17 @@ namespace nb = nanobind;
 
 namespace {
 
-template <typename T>
-nb::capsule Capsule(T* pointer) {
-  return nb::capsule(const_cast<void*>(
-      reinterpret_cast<const void*>(pointer)));
+nb::capsule Capsule(XLA_FFI_Handler* handler) {
+  return nb::capsule(reinterpret_cast<void*>(handler));
 }
 
 nb::dict Registrations() {
   nb::dict targets;
   for (auto* r = jax_layout::Registration::First(); r; r = r->next) {
-    nb::dict handlers, state;
+    nb::dict handlers;
     handlers["instantiate"] = Capsule(r->instantiate);
     handlers["execute"] = Capsule(r->execute);
-    state["type_id"] = Capsule(r->state_id);
-    state["type_info"] = Capsule(r->state_info);
-    targets[r->target] = nb::make_tuple(handlers, state);
+    targets[r->target] = handlers;
   }
   return targets;
 }
@@ -35,6 +31,6 @@ NB_MODULE(JAX_LAYOUT_MODULE, m) {
   m.attr("ffi_api_version") =
       nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def("registrations", &Registrations,
-        "Maps each FFI target to its handlers and its state type, as "
-        "jax.ffi.register_ffi_target and register_ffi_type take them.");
+        "Maps each FFI target to its handlers, as jax.ffi.register_ffi_target "
+        "takes them.");
 }

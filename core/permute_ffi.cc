@@ -18,10 +18,11 @@ namespace jax_layout {
 namespace {
 
 struct PermuteState {
+  static constexpr char kName[] = "jax_layout_permute";
   static ffi::TypeId id;
   PermuteKernel kernel;
 };
-ffi::TypeId PermuteState::id = {};
+ffi::TypeId PermuteState::id = XLA_FFI_UNKNOWN_TYPE_ID;
 
 ffi::ErrorOr<std::unique_ptr<PermuteState>> Instantiate(
     ffi::Span<const int64_t> shape, ffi::Span<const int64_t> axes,

@@ -13,16 +13,10 @@ namespace jax_layout {
 
 namespace ffi = ::xla::ffi;
 
-// A state type gets its id from XLA when Python registers it.
-template <typename State>
-inline constexpr XLA_FFI_TypeInfo kStateInfo = ffi::MakeTypeInfo<State>();
-
 struct Registration {
   const char* target;
   XLA_FFI_Handler* instantiate;
   XLA_FFI_Handler* execute;
-  ffi::TypeId* state_id;
-  const ffi::TypeInfo* state_info;
   const Registration* next;
 
   static const Registration*& First() {
@@ -31,20 +25,34 @@ struct Registration {
   }
 };
 
+// An instantiate handler that makes its state type known to XLA on its first
+// call, which is XLA's own at registration. (Registered from Python, before the
+// backend starts, jaxlib sees the handler before the type and refuses it.)
+template <typename State, XLA_FFI_Handler* handler>
+XLA_FFI_Error* WithState(XLA_FFI_CallFrame* frame) {
+  static constexpr ffi::TypeInfo info = ffi::MakeTypeInfo<State>();
+  if (State::id == XLA_FFI_UNKNOWN_TYPE_ID) {
+    XLA_FFI_Error* error = ffi::Ffi::RegisterTypeId(frame->api, State::kName,
+                                                    &State::id, &info);
+    if (error != nullptr) return error;
+  }
+  return handler(frame);
+}
+
 inline ffi::Error ToError(const Status& status) {
   if (status.ok()) return ffi::Error::Success();
   return ffi::Error::InvalidArgument(status.message);
 }
 
-// Registers the target "jax_layout_NAME". STATE is what INSTANTIATE returns, a
-// type with a `static ffi::TypeId id`.
-#define JAX_LAYOUT_REGISTER(NAME, INSTANTIATE, EXECUTE, STATE)      \
-  [[maybe_unused]] static const bool NAME##_registered = [] {       \
-    static const Registration registration = {                      \
-        "jax_layout_" #NAME, INSTANTIATE, EXECUTE, &STATE::id,      \
-        &kStateInfo<STATE>,  Registration::First()};                \
-    Registration::First() = &registration;                          \
-    return true;                                                    \
+// Registers the target "jax_layout_NAME". STATE is what INSTANTIATE returns: a
+// type with `static ffi::TypeId id` and a `kName` of its own.
+#define JAX_LAYOUT_REGISTER(NAME, INSTANTIATE, EXECUTE, STATE)              \
+  [[maybe_unused]] static const bool NAME##_registered = [] {               \
+    static const Registration registration = {                              \
+        "jax_layout_" #NAME, WithState<STATE, INSTANTIATE>, EXECUTE,        \
+        Registration::First()};                                             \
+    Registration::First() = &registration;                                  \
+    return true;                                                            \
   }()
 
 }  // namespace jax_layout

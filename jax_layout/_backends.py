@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the extension modules, one per backend, and registers their handlers."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+import types
+import warnings
+from pathlib import Path
+
+import jax
+
+# jax's name of the platform -> our extension module, XLA's name of the platform
+_BACKENDS = {"cpu": ("_cpu", "cpu"), "cuda": ("_cuda", "CUDA")}
+
+
+@functools.cache
+def runtime_api_version() -> tuple[int, int]:
+    """The XLA FFI version of the jaxlib that is running."""
+    header = Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h"
+    text = header.read_text()
+    major, minor = (
+        int(re.search(rf"#define XLA_FFI_API_{part} (\d+)", text)[1])  # type: ignore[index]
+        for part in ("MAJOR", "MINOR")
+    )
+    return major, minor
+
+
+def register(module: types.ModuleType, platform: str) -> bool:
+    """Registers a module's handlers with XLA, unless XLA would refuse them.
+
+    A handler built against newer FFI headers than the runtime's is an error when
+    XLA sees it, and registered before the backend starts it takes the whole
+    backend down with it.
+
+    Args:
+      module: an extension module, with `ffi_api_version` and `registrations()`.
+      platform: XLA's name of the platform, "cpu" or "CUDA".
+
+    Returns:
+      whether the handlers are registered; if not, a warning has said why.
+    """
+    built, running = module.ffi_api_version, runtime_api_version()
+    if built[0] != running[0] or built[1] > running[1]:
+        warnings.warn(
+            f"jax_layout: {module.__name__} is built for XLA FFI {built}, but jaxlib "
+            f"{jax.lib.__version__} has {running}. Every operator falls back to plain "
+            "jax.lax: same results, no kernels. Upgrade jaxlib, or build jax_layout "
+            "against the installed one.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    for target, handlers in module.registrations().items():
+        jax.ffi.register_ffi_target(target, handlers, platform=platform)
+    return True
+
+
+@functools.cache
+def available(platform: str) -> bool:
+    """Whether kernels of ours run on a platform, by jax's name of it."""
+    if platform not in _BACKENDS:
+        return False
+    name, xla_platform = _BACKENDS[platform]
+    if importlib.util.find_spec(f"jax_layout.{name}") is None:
+        return False  # not built: a CPU-only install has no _cuda
+    module = importlib.import_module(f"jax_layout.{name}")
+    return register(module, xla_platform)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns a declarative record into a JAX primitive.
+
+The record says what an operator means, as a plain `jax.lax` function, and what
+is known beyond that: the kernel's attributes, the derivative, the batching and
+the sharding rule. Shape, dtype, sharding and varying axes of the result are read
+off the `lax` function, so they are jax's own on every jax version; platforms
+without a kernel run it as it stands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import Array
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_layout import _backends, _compat
+
+_PLATFORMS = ("cpu", "cuda")
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """What `define` needs to know of an operator.
+
+    Every rule gets the operator's parameters as keyword arguments: static,
+    hashable values.
+
+    Attributes:
+      name: the primitive's name. The kernels' FFI target is `jax_layout_<name>`.
+      lax: `lax(*operands, **params)`: the meaning of the operator, in `jax.lax`.
+      attributes: `attributes(platform, *avals, **params)`: the FFI attributes of
+        the kernel for a platform, or None where plain `lax` serves better.
+        Integers and floats arrive as int64 and float64; sequences must be NumPy
+        arrays.
+      jvp: `jvp(primals, tangents, **params)`, as in `jax.interpreters.ad`. Left
+        out, the operator must be linear in each operand, and `transpose` given.
+      transpose: `transpose(ct, *operands, **params)`: the cotangents, None for
+        operands that are not `ad.UndefinedPrimal`.
+      batch: `batch(operands, dims, **params)`: the result and its batch axis.
+      sharding: `sharding(*avals, **params)`: names every axis, in the notation of
+        Shardy's rules ("m k, k n -> m n"). An axis the result lacks is summed
+        over. Without a rule, programs over several devices run the `lax` function.
+      multiple_results: whether the operator returns a sequence.
+    """
+
+    name: str
+    lax: Callable[..., Any]
+    attributes: Callable[..., Mapping[str, Any] | None]
+    jvp: Callable[..., Any] | None = None
+    transpose: Callable[..., Sequence[Any]] | None = None
+    batch: Callable[..., Any] | None = None
+    sharding: Callable[..., str] | None = None
+    multiple_results: bool = False
+
+
+def define(op: Op) -> Callable[..., Any]:
+    """Makes the primitive of a record.
+
+    Args:
+      op: the record.
+
+    Returns:
+      the function that applies the operator: `f(*operands, **params)`.
+    """
+    primitive = Primitive(op.name)
+    primitive.multiple_results = op.multiple_results
+
+    def apply(*operands: Any, **params: Any) -> Any:
+        return primitive.bind(*_vary_alike(operands), **params)
+
+    primitive.def_impl(functools.partial(_compat.apply_primitive, primitive))
+    primitive.def_abstract_eval(functools.partial(_abstract_eval, op))
+
+    fallback = mlir.lower_fun(op.lax, multiple_results=op.multiple_results)
+    mlir.register_lowering(primitive, fallback)
+    for platform in _PLATFORMS:
+        if _backends.available(platform):
+            rule = functools.partial(_lower, op, apply, fallback, platform)
+            mlir.register_lowering(primitive, rule, platform=platform)
+    _compat.needs_devices_to_lower(primitive)
+
+    if op.jvp is not None:
+        ad.primitive_jvps[primitive] = op.jvp
+    elif op.transpose is not None:
+        ad.primitive_jvps[primitive] = functools.partial(_multilinear_jvp, apply)
+    if op.transpose is not None:
+        ad.primitive_transposes[primitive] = op.transpose
+    if op.batch is not None:
+        batching.primitive_batchers[primitive] = op.batch
+    return apply
+
+
+def _vary_alike(operands: Sequence[Any]) -> Sequence[Any]:
+    """Marks operands as varying over every mesh axis that any of them varies over.
+
+    Inside `jax.shard_map`. The mark's transpose is the sum over the axis that
+    the gradient of a replicated operand needs.
+    """
+    axes = [_compat.varying_axes(x) for x in operands]
+    union = frozenset().union(*axes)
+    return [
+        jax.lax.pcast(x, tuple(sorted(union - mine)), to="varying") if mine < union else x
+        for x, mine in zip(operands, axes, strict=True)
+    ]
+
+
+def _abstract_eval(op: Op, *avals: Any, **params: Any) -> Any:
+    try:
+        out = jax.make_jaxpr(functools.partial(op.lax, **params))(*avals).out_avals
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{op.name}: {error}") from error
+    return out if op.multiple_results else out[0]
+
+
+def _multilinear_jvp(
+    apply: Callable[..., Any],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    **params: Any,
+) -> tuple[Any, Any]:
+    out = apply(*primals, **params)
+    terms = [
+        apply(*primals[:i], tangent, *primals[i + 1 :], **params)
+        for i, tangent in enumerate(tangents)
+        if not isinstance(tangent, ad.Zero)
+    ]
+    if not terms:
+        return out, ad.Zero.from_primal_value(out)
+    return out, functools.reduce(ad.add_jaxvals, terms)
+
+
+def _lower(
+    op: Op,
+    apply: Callable[..., Any],
+    fallback: Callable[..., Any],
+    platform: str,
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    **params: Any,
+) -> Any:
+    attributes = op.attributes(platform, *ctx.avals_in, **params)
+    # XLA sums unreduced operands where it pleases; only lax knows to leave them.
+    if attributes is None or any(map(_compat.is_unreduced, ctx.avals_in)):
+        return fallback(ctx, *operands, **params)
+    spread = _compat.partitioning(ctx)
+    if spread == "none":
+        lowering = jax.ffi.ffi_lowering(f"jax_layout_{op.name}")
+        return lowering(ctx, *operands, **attributes)
+    if spread == "unknown" or op.sharding is None:
+        return fallback(ctx, *operands, **params)
+    rule = op.sharding(*ctx.avals_in, **params)
+    per_device = functools.partial(apply, **params)
+    partitioned = _partitioned(per_device, rule, op.multiple_results)
+    return mlir.lower_fun(partitioned, op.multiple_results)(ctx, *operands)
+
+
+def _partitioned(
+    per_device: Callable[..., Any], rule: str, multiple_results: bool
+) -> Callable[..., Any]:
+    """Wraps a function in `custom_partitioning`, by its sharding rule alone."""
+    sides = [
+        [factors.split() for factors in side.split(",")] for side in rule.split("->")
+    ]
+    operand_axes, result_axes = sides
+    kept = {name for names in result_axes for name in names}
+    reduced = sorted({n for names in operand_axes for n in names} - kept)
+
+    def partition(mesh: Any, args: Any, result: Any) -> Any:
+        results = list(result) if multiple_results else [result]
+        # Each axis follows the result's axis of its name.
+        placed: dict[str, Any] = {}
+        for names, value in zip(result_axes, results, strict=True):
+            placed |= {n: a for n, a in zip(names, _spec(value), strict=True) if a}
+        # An axis that the result lacks may stay sharded, and be summed over, as
+        # long as its mesh axes are not in use.
+        used = {axis for axes in placed.values() for axis in axes}
+        for names, value in zip(operand_axes, args, strict=True):
+            for name, axes in zip(names, _spec(value), strict=True):
+                if name not in kept and name not in placed and not used & set(axes):
+                    placed[name] = axes
+                    used |= set(axes)
+        total = tuple(axis for name in reduced for axis in placed.get(name, ()))
+
+        def body(*operands: Array) -> Any:
+            out = per_device(*operands)
+            return jax.lax.psum(out, total) if total else out
+
+        def shardings(sides: list[list[str]]) -> list[NamedSharding]:
+            specs = [[placed.get(name) or None for name in names] for names in sides]
+            return [NamedSharding(mesh, PartitionSpec(*spec)) for spec in specs]
+
+        out = shardings(result_axes)
+        return mesh, body, out if multiple_results else out[0], shardings(operand_axes)
+
+    function = custom_partitioning(lambda *operands: per_device(*operands))
+    function.def_partition(
+        partition, sharding_rule=rule, reduction_factors=tuple(reduced)
+    )
+    return function
+
+
+def _spec(value: Any) -> list[tuple[str, ...]]:
+    """The mesh axes over which each axis of a value is sharded."""
+    spec = tuple(value.sharding.spec) if value.sharding is not None else ()
+    spec += (None,) * (len(value.shape) - len(spec))
+    return [(a,) if isinstance(a, str) else tuple(a or ()) for a in spec]
