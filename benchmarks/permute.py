@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     device = jax.devices(options.device)[0]
     console = Console()
+    if not console.is_terminal:
+        console.width = 120
     cases = select(options.set, options.case)
     if not cases:
         console.print("no such case")

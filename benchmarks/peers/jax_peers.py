@@ -28,8 +28,7 @@ def contenders(
     for family, function in functions.items():
         role: Role = "ours" if family == "ours" else "peer"
         found.append(_fresh(family, role, jax.jit(function), xs))
-        if device.platform == "cpu":
-            found.append(_warm(family, role, function, xs))
+        found.append(_warm(family, role, function, xs))
         if case.group == "tiny":
             found.append(_fresh(f"{family} eager", role, function, xs))
     if device.platform != "cpu":
