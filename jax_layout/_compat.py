@@ -6,10 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax._src import dispatch, sharding_impls
+from jax._src import core, dispatch, sharding_impls
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+ShardingTypeError = core.ShardingTypeError
 apply_primitive = dispatch.apply_primitive
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax import Array
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
@@ -25,6 +27,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax_layout import _backends, _compat
 
 _PLATFORMS = ("cpu", "cuda")
+
+# An operation's source line is the user's, not one of ours.
+source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +121,8 @@ def _vary_alike(operands: Sequence[Any]) -> Sequence[Any]:
 def _abstract_eval(op: Op, *avals: Any, **params: Any) -> Any:
     try:
         out = jax.make_jaxpr(functools.partial(op.lax, **params))(*avals).out_avals
+    except _compat.ShardingTypeError as error:
+        raise ValueError(f"{op.name}: unsupported sharding: {error}") from error
     except (TypeError, ValueError) as error:
         raise type(error)(f"{op.name}: {error}") from error
     return out if op.multiple_results else out[0]
@@ -194,9 +201,9 @@ def _partitioned(
             out = per_device(*operands)
             return jax.lax.psum(out, total) if total else out
 
-        def shardings(sides: list[list[str]]) -> list[NamedSharding]:
-            specs = [[placed.get(name) or None for name in names] for names in sides]
-            return [NamedSharding(mesh, PartitionSpec(*spec)) for spec in specs]
+        def shardings(side: list[list[str]]) -> tuple[NamedSharding, ...]:
+            specs = [[placed.get(name) or None for name in names] for names in side]
+            return tuple(NamedSharding(mesh, PartitionSpec(*spec)) for spec in specs)
 
         out = shardings(result_axes)
         return mesh, body, out if multiple_results else out[0], shardings(operand_axes)

@@ -165,7 +165,9 @@ def _array(name: str, x: Any) -> Any:
     """x, if it is an array or a scalar, as jax.numpy understands it."""
     if isinstance(x, Array | np.ndarray):
         return x
-    if not (hasattr(x, "__jax_array__") or np.isscalar(x)):
+    if not isinstance(x, int | float | complex | np.generic) and not hasattr(
+        x, "__jax_array__"
+    ):
         raise TypeError(f"{name}: x must be an array, got {type(x).__name__}.")
     return jnp.asarray(x)
 
@@ -218,7 +220,7 @@ def _attributes(
         return None  # int4 and its like, several elements to a byte
     moved = [axis for axis in axes if x.shape[axis] != 1]
     if x.size == 0 or moved == sorted(moved):
-        return None  # XLA has nothing to move
+        return None  # nothing moves: XLA relabels the buffer
     if platform == "cpu" and x.size * x.dtype.itemsize < _CPU_MIN_BYTES:
         return None
     return {

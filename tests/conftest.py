@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eight virtual CPU devices, 64-bit types, and the meshes made of them."""
+
+import os
+
+flag = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+from jax.sharding import AxisType  # noqa: E402
+
+jax.config.update("jax_enable_x64", True)
+
+
+@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+def mesh(request):
+    """A 4x2 mesh with axes a and b, current while the test runs."""
+    mesh = jax.make_mesh(
+        (4, 2), ("a", "b"), (request.param,) * 2, devices=jax.devices("cpu")
+    )
+    with jax.set_mesh(mesh):
+        yield mesh
