@@ -30,7 +30,9 @@ def show(report: Report, console: Console) -> None:
         console.print(line, highlight=False)
 
 
-def table(group: str, cases: list[CaseResult], warm: bool, families: list[str]) -> Table:
+def table(
+    group: str, cases: list[CaseResult], warm: bool, families: list[str]
+) -> Table:
     """One row per case: the ceiling, every contender but the copies, ratios."""
     grid = Table(
         title=f"\n{group}, {_KINDS[warm]} outputs",

@@ -142,7 +142,10 @@ def _timing(options: argparse.Namespace) -> Timing:
 
 
 def _progress(console: Console) -> Progress:
-    columns: list[Any] = [TextColumn("{task.description:<36}"), BarColumn(bar_width=None)]
+    columns: list[Any] = [
+        TextColumn("{task.description:<36}"),
+        BarColumn(bar_width=None),
+    ]
     return Progress(*columns, MofNCompleteColumn(), console=console, transient=True)
 
 

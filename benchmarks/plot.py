@@ -91,8 +91,17 @@ def _draw_panel(
                 shares.append(100 * share)
         if rows:
             panel.scatter(shares, rows, label=family, linewidths=0, **style)
+    rows, shares = [], []
+    for row, case in enumerate(cases):
+        copies = [s for s in case.samples if s.role == "copy" and s.warm == warm]
+        if copies and (share := max(case.share(s) or 0 for s in copies)) < 1:
+            rows.append(row)
+            shares.append(100 * share)
+    if rows:  # a fresh output costs page faults, which a copy pays too
+        label = "best copy to such outputs"
+        panel.scatter(shares, rows, marker="|", s=70, color="#444444", label=label)
     panel.axvline(100, color="#444444", linewidth=0.8, zorder=1)
-    panel.set_xlim(left=0)
+    panel.set_xlim(0, max(105, panel.get_xlim()[1]))
     panel.set_xlabel("% of the best copy of the same size", fontsize=8)
     panel.tick_params(labelsize=8)
     panel.grid(axis="both", color="#e6e6e6", linewidth=0.6, zorder=0)

@@ -31,8 +31,9 @@ inline void StreamLine(char* dst, const char* src) {
   }
 #elif defined(__SSE2__)
   for (int i = 0; i < kLine; i += 16) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(dst + i),
-                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i)));
+    _mm_stream_si128(
+        reinterpret_cast<__m128i*>(dst + i),
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i)));
   }
 #else
   std::memcpy(dst, src, kLine);
@@ -67,9 +68,9 @@ void InPieces(int64_t size, int threads, const Copy& copy) {
   // Whole groups of 16 pages, so that the streams of a piece stay together.
   const int64_t unit = 16 * kPage;
   const int64_t piece = std::max<int64_t>(1, size / pieces / unit) * unit;
-  ThreadPool::OfSize(threads).ParallelFor((size + piece - 1) / piece, [&](int64_t i) {
-    copy(i * piece, std::min(piece, size - i * piece));
-  });
+  ThreadPool::OfSize(threads).ParallelFor(
+      (size + piece - 1) / piece,
+      [&](int64_t i) { copy(i * piece, std::min(piece, size - i * piece)); });
 }
 
 }  // namespace
@@ -90,8 +91,8 @@ extern "C" void jax_layout_copy(void* dst, const void* src, int64_t size,
 
 // A copy to memory that the process has never touched, and its release. Returns
 // whether there was such memory.
-extern "C" bool jax_layout_copy_fresh(const void* src, int64_t size, int threads,
-                                      bool huge_pages) {
+extern "C" bool jax_layout_copy_fresh(const void* src, int64_t size,
+                                      int threads, bool huge_pages) {
   constexpr int64_t kHugePage = 2 << 20;
   const int64_t room = size + kHugePage;
   void* raw = mmap(nullptr, room, PROT_READ | PROT_WRITE,

@@ -19,7 +19,9 @@ extern "C" PermuteKernel* jax_layout_permute_new(const int64_t* shape,
   return new PermuteKernel(ChoosePermuteKernel(plan));
 }
 
-extern "C" void jax_layout_permute_delete(PermuteKernel* kernel) { delete kernel; }
+extern "C" void jax_layout_permute_delete(PermuteKernel* kernel) {
+  delete kernel;
+}
 
 extern "C" bool jax_layout_permute(const PermuteKernel* kernel, const void* x,
                                    void* y, int threads) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A plain thread pool: what XLA's is to the library, for benchmarks without XLA.
+// A plain thread pool: what XLA's is to the library, for benchmarks without
+// XLA.
 #ifndef JAX_LAYOUT_BENCHMARKS_NATIVE_THREAD_POOL_H_
 #define JAX_LAYOUT_BENCHMARKS_NATIVE_THREAD_POOL_H_
 
