@@ -23,7 +23,8 @@ def show(report: Report, console: Console) -> None:
                 console.print(table(group, cases, warm, families))
     console.print(
         "GB/s read + written (us: microseconds, below 1 MiB); copy: the fastest of "
-        "the same size; green: the fastest; ratios are of ours.",
+        "the same size (new copy: to new memory); green: the fastest; ratios are of "
+        "ours.",
         style="dim",
     )
     for line in summary(report):
@@ -43,7 +44,9 @@ def table(
         padding=(0, 1, 0, 0),
     )
     grid.add_column("case", no_wrap=True)
-    headings = ("axes", "dtype", "MiB", "copy", *families, "% copy", "x jnp", "x best")
+    ceilings = ["copy"] if warm else ["copy", "new copy"]
+    ratios = ["% copy", "x jnp", "x best"]
+    headings = ["axes", "dtype", "MiB", *ceilings, *families, *ratios]
     for heading in headings:
         grid.add_column(heading, justify="right", no_wrap=True)
     for case in cases:
@@ -66,8 +69,8 @@ def _row(case: CaseResult, warm: bool, families: list[str]) -> Iterator[str | Te
     yield case.config.get("axes", "").replace(",", "")
     yield _short(case.config.get("dtype", ""))
     yield f"{case.moved / 2 / (1 << 20):.3g}"
-    copy = case.copy()
-    yield _speed(case, copy) if copy else "-"
+    for copy in [case.copy()] if warm else [case.copy(), case.copy(warm)]:
+        yield _speed(case, copy) if copy else "-"
     samples = {family: case.sample(family, warm) for family in families}
     fastest = min((s.median for s in samples.values() if s), default=0.0)
     for sample in samples.values():

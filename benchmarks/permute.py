@@ -103,8 +103,8 @@ def _measure_case(
     expected = np.ascontiguousarray(bits(buffers.x[0]).transpose(case.axes))
     for contender in list(contenders):
         buffers.poison()
-        if reason := check(contender, expected):
-            skipped[contender.label] = reason
+        if problem := check(contender, expected):
+            skipped[contender.label] = problem
             contenders.remove(contender)
     del expected
     samples = measure(contenders, timing, on_round)
@@ -128,7 +128,8 @@ def check(contender: Contender, expected: np.ndarray) -> str | None:
 
 
 def _wanted(contender: Contender, peers: Sequence[str] | None) -> bool:
-    return contender.role != "peer" or peers is None or contender.family in peers
+    library = contender.family.split()[0]  # "jnp" of "jnp eager"
+    return contender.role != "peer" or peers is None or library in peers
 
 
 def _timing(options: argparse.Namespace) -> Timing:

@@ -1,6 +1,7 @@
 """A picture of a report: the share of the copy that everyone reaches."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -59,9 +60,10 @@ def draw(report: Report, path: Path) -> None:
     figure.savefig(path)
 
 
-def _styles(families: list[str]) -> dict[str, dict[str, object]]:
+def _styles(families: list[str]) -> dict[str, dict[str, Any]]:
     """A colour and a marker each; ours is the one that stands out."""
-    styles: dict[str, dict[str, object]] = {
+    styles: dict[str, dict[str, Any]] = {"ours": {"color": _OURS, "s": 46, "zorder": 3}}
+    return styles | {
         family: {
             "color": _PEERS[i % len(_PEERS)],
             "marker": _MARKERS[i % len(_MARKERS)],
@@ -71,15 +73,13 @@ def _styles(families: list[str]) -> dict[str, dict[str, object]]:
         }
         for i, family in enumerate(families)
     }
-    styles["ours"] = {"color": _OURS, "marker": "o", "s": 46, "zorder": 3}
-    return styles
 
 
 def _draw_panel(
     panel: Axes,
     cases: tuple[CaseResult, ...],
     warm: bool,
-    styles: dict[str, dict[str, object]],
+    styles: dict[str, dict[str, Any]],
 ) -> None:
     for family, style in styles.items():
         rows, shares = [], []
@@ -93,12 +93,13 @@ def _draw_panel(
             panel.scatter(shares, rows, label=family, linewidths=0, **style)
     rows, shares = [], []
     for row, case in enumerate(cases):
-        copies = [s for s in case.samples if s.role == "copy" and s.warm == warm]
-        if copies and (share := max(case.share(s) or 0 for s in copies)) < 1:
+        copy = case.copy(warm)
+        share = case.share(copy) if copy else None
+        if share is not None and share < 1:
             rows.append(row)
             shares.append(100 * share)
     if rows:  # a fresh output costs page faults, which a copy pays too
-        label = "best copy to such outputs"
+        label = "best copy to the same"
         panel.scatter(shares, rows, marker="|", s=70, color="#444444", label=label)
     panel.axvline(100, color="#444444", linewidth=0.8, zorder=1)
     panel.set_xlim(0, max(105, panel.get_xlim()[1]))

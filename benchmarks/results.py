@@ -35,9 +35,11 @@ class CaseResult:
         wanted = label(family, warm)
         return next((s for s in self.samples if s.label == wanted), None)
 
-    def copy(self) -> Sample | None:
-        """The fastest copy of the same size: the ceiling."""
-        copies = [s for s in self.samples if s.role == "copy"]
+    def copy(self, warm: bool | None = None) -> Sample | None:
+        """The fastest copy of the same size, the ceiling; or of one kind of output."""
+        copies = [
+            s for s in self.samples if s.role == "copy" and warm in (None, s.warm)
+        ]
         return min(copies, key=lambda s: s.median, default=None)
 
     def gb_per_s(self, sample: Sample) -> float:

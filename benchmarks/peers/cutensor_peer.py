@@ -7,6 +7,7 @@ the loader knows.
 import ctypes
 import functools
 import importlib.metadata
+from typing import Any
 
 import jax
 
@@ -115,13 +116,14 @@ class _Plan:
         )
 
 
-def _array(kind: type, values: tuple[int, ...]) -> ctypes.Array:
+def _array(kind: Any, values: tuple[int, ...]) -> Any:
     """Reversed: cuTENSOR's dense tensors have their first mode innermost."""
     return (kind * len(values))(*reversed(values))
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
+def _library() -> Any:
+    """The loaded library, or None."""
     name = "libcutensor.so.2"
     try:
         files = importlib.metadata.files("cutensor-cu13") or []

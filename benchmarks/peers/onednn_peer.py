@@ -75,7 +75,9 @@ class _Reorder:
         _call("dnnl_primitive_desc_destroy", desc)
         _call("dnnl_memory_desc_destroy", x)
         _call("dnnl_memory_desc_destroy", y)
-        self.args = (_ExecArg * 2)((_ARG_FROM, self.x), (_ARG_TO, self.y))
+        self.args = (_ExecArg * 2)(
+            _ExecArg(_ARG_FROM, self.x), _ExecArg(_ARG_TO, self.y)
+        )
 
     def __call__(self, x: np.ndarray, y: np.ndarray) -> None:
         for memory, array in ((self.x, x), (self.y, y)):
