@@ -1,5 +1,6 @@
 """Host buffers to walk through, so that no cache is measured."""
 
+import ctypes
 import math
 
 import numpy as np
@@ -33,6 +34,18 @@ class Buffers:
     def poison(self) -> None:
         """Fills the output that the next check reads."""
         self.y[0].view(np.uint8)[...] = 0xA5
+
+
+def always_allocate_new_pages() -> None:
+    """Makes malloc take outputs of 1 MiB and more from the kernel, and give them back.
+
+    Left alone, glibc recycles what other contenders have freed, so that a fresh output
+    has all its page faults or none, as it happens.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        m_mmap_threshold = -3
+        libc.mallopt(m_mmap_threshold, MIB)
 
 
 def bits(array: np.ndarray) -> np.ndarray:

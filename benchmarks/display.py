@@ -24,7 +24,7 @@ def show(report: Report, console: Console) -> None:
     console.print(
         "GB/s read + written (us: microseconds, below 1 MiB); copy: the fastest of "
         "the same size (new copy: to new memory); green: the fastest; ratios are of "
-        "ours.",
+        "ours; faults: page faults per call, ours/jnp.",
         style="dim",
     )
     for line in summary(report):
@@ -45,7 +45,7 @@ def table(
     )
     grid.add_column("case", no_wrap=True)
     ceilings = ["copy"] if warm else ["copy", "new copy"]
-    ratios = ["% copy", "x jnp", "x best"]
+    ratios = ["% copy", "x jnp", "x best", *([] if warm else ["faults"])]
     headings = ["axes", "dtype", "MiB", *ceilings, *families, *ratios]
     for heading in headings:
         grid.add_column(heading, justify="right", no_wrap=True)
@@ -84,6 +84,13 @@ def _row(case: CaseResult, warm: bool, families: list[str]) -> Iterator[str | Te
     yield f"{100 * share:.0f}" if share else "-"
     yield _ratio(case.speedup("jnp", warm))
     yield _ratio(peer.median / ours.median if ours and peer else None)
+    if not warm:
+        yield "/".join(_faults(s) for s in (ours, case.sample("jnp", warm)) if s)
+
+
+def _faults(sample: Sample) -> str:
+    faults = sample.faults
+    return f"{faults / 1000:.0f}k" if faults >= 999.5 else f"{faults:.0f}"
 
 
 def _ratio(value: float | None) -> Text:

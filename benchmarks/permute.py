@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from benchmarks import display, machine, plot
-from benchmarks.buffers import ROTATION, Buffers, bits
+from benchmarks.buffers import ROTATION, Buffers, always_allocate_new_pages, bits
 from benchmarks.harness import Contender, Timing, measure
 from benchmarks.peers import (
     Unsupported,
@@ -40,6 +40,7 @@ _LIBRARIES = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cases, shows and keeps what was measured; 1 if ours was wrong."""
     options = _parse(arguments)
+    always_allocate_new_pages()
     device = jax.devices(options.device)[0]
     console = Console()
     if not console.is_terminal:

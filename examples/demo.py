@@ -120,7 +120,7 @@ def main() -> int:
 
     table = Table(title="GB/s read + written, under jax.jit", box=box.SIMPLE_HEAD)
     table.add_column("permute", no_wrap=True)
-    for heading in ("axes", "MB", "ours", "jnp", "speed-up", "values", "gradient"):
+    for heading in ("axes", "MB", "ours", "jnp", "speed-up", "values", "grad"):
         table.add_column(heading, justify="right", no_wrap=True)
     all_same = True
     for name, x, axes in examples():
