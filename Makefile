@@ -1,0 +1,39 @@
+# make test, make demo, make bench, make lint: each in a virtual environment of its
+# own making. make cuda adds the CUDA kernels to it; that needs nvcc, but no GPU.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Python files are used in place; these have to be installed again.
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/* core/* cpu/*)
+BENCH ?= --set ml --json benchmarks/results/latest.json --plot benchmarks/results/latest.png
+
+.PHONY: test demo bench lint cuda clean
+
+test: $(VENV)/with-test,bench
+	$(BIN)/python -m pytest -n auto
+
+demo: $(VENV)/with-demo
+	$(BIN)/python -m examples.demo
+
+bench: $(VENV)/with-bench
+	$(BIN)/python -m benchmarks.permute $(BENCH)
+
+lint: $(VENV)/with-lint,test,bench,demo
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
+
+cuda: | $(BIN)/python
+	$(BIN)/python -m pip install -e '.[cuda13]' -C cmake.define.JAX_LAYOUT_CUDA=ON
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# with-A,B: the project and its optional dependencies A and B.
+$(VENV)/with-%: $(SOURCES) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[$*]'
+	touch $@

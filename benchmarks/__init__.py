@@ -1,0 +1,1 @@
+"""Benchmarks of jax_layout and its peers; see README.md."""

@@ -1,0 +1,47 @@
+"""Host buffers to walk through, so that no cache is measured."""
+
+import math
+
+import numpy as np
+
+from benchmarks.permute_cases import MIB, PermuteCase
+
+# What one walk over all buffer sets touches, inputs and outputs together: more than
+# the last-level cache of the servers we know.
+ROTATION = 768 * MIB
+
+
+class Buffers:
+    """Distinct inputs `x[i]` and outputs `y[i]` of a case, in page-aligned memory.
+
+    A case under 1 MiB gets four sets and stays in cache: it is there to measure the
+    dispatch, and its user finds it in cache too.
+    """
+
+    def __init__(self, case: PermuteCase, rotation: int = ROTATION) -> None:
+        pair = 2 * case.nbytes
+        self.sets = 4 if case.nbytes < MIB else math.ceil(rotation / pair)
+        self.x = [_empty(case.shape, case.np_dtype) for _ in range(self.sets)]
+        self.y = [_empty(case.out_shape, case.np_dtype) for _ in range(self.sets)]
+        # Small whole numbers: every dtype holds them, no library rounds them, and
+        # they are not zeros, for which the kernel keeps a single page.
+        values = np.random.default_rng(0).integers(1, 250, case.shape, np.uint8)
+        for x, y in zip(self.x, self.y, strict=True):
+            x[...] = values
+            y.view(np.uint8)[...] = 0
+
+    def poison(self) -> None:
+        """Fills the output that the next check reads."""
+        self.y[0].view(np.uint8)[...] = 0xA5
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    """The same array as unsigned integers, which every library can move."""
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype, page: int = 4096) -> np.ndarray:
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + page, np.uint8)
+    start = -raw.ctypes.data % page
+    return raw[start : start + size].view(dtype).reshape(shape)

@@ -1,0 +1,195 @@
+"""The timing core: interleaved rounds, medians and spread, page faults.
+
+Every contender runs once per round, in an order that rotates from round to round,
+so a slow minute of the machine falls on all of them. One index counts every launch:
+contenders use it to walk through their buffers, so that no launch finds in cache
+what the one before it left there.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import math
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+Role = Literal["ours", "peer", "copy"]
+
+
+def _nothing(result: Any) -> None:
+    del result
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One way to do the work.
+
+    Attributes:
+      family: who does it: `ours`, `jnp`, `torch`, ...
+      role: `copy` marks a copy of the same size, the ceiling of a memory-bound case.
+      launch: starts the work on buffer set `i` (modulo the number of sets).
+      wait: blocks until what `launch` returned is there.
+      read: gives the result on the host; None where there is nothing to check.
+      warm: writes to memory that exists; otherwise each call gets a fresh output.
+    """
+
+    family: str
+    role: Role
+    launch: Callable[[int], Any]
+    wait: Callable[[Any], Any] = _nothing
+    read: Callable[[Any], np.ndarray] | None = None
+    warm: bool = False
+
+    @property
+    def label(self) -> str:
+        return label(self.family, self.warm)
+
+
+def label(family: str, warm: bool) -> str:
+    """Names a contender in tables: a plus marks a warm output."""
+    return family + ("+" if warm else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """How long to measure.
+
+    Attributes:
+      rounds: samples of each contender, fewer (but three) if `seconds` run out.
+      seconds: budget of a case, all its contenders together.
+      sample_seconds: a sample repeats a short call until it lasts about this long.
+      blocking: wait for every call, as on a CPU, or once per sample: on a GPU many
+        launches between two synchronisations leave the launch latency out.
+    """
+
+    rounds: int = 15
+    seconds: float = 8.0
+    sample_seconds: float = 2e-4
+    blocking: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """The seconds per call of one contender on one case, and their spread."""
+
+    family: str
+    role: Role
+    warm: bool
+    median: float
+    q1: float
+    q3: float
+    best: float
+    rounds: int
+    calls: int  # per round
+    faults: float  # minor page faults per call
+
+    @property
+    def label(self) -> str:
+        return label(self.family, self.warm)
+
+
+def measure(
+    contenders: Sequence[Contender],
+    timing: Timing,
+    on_round: Callable[[], None] = lambda: None,
+) -> list[Sample]:
+    """Times the contenders in interleaved rounds; warm-up calls first.
+
+    Args:
+      contenders: what to time.
+      timing: how long.
+      on_round: called after each round, for a progress bar.
+
+    Returns:
+      one sample per contender, in their order.
+    """
+    count = len(contenders)
+    seconds: list[list[float]] = [[] for _ in contenders]
+    faults: list[list[float]] = [[] for _ in contenders]
+    index = 0
+    with _no_garbage_collection():
+        calls = []
+        for contender in contenders:
+            once, _ = _run(contender, index, 1, timing.blocking)
+            if once < 0.05:  # the first call also warms up; a long one hides it
+                once, _ = _run(contender, index + 1, 1, timing.blocking)
+            calls.append(calls_per_sample(once, timing.sample_seconds))
+            index += 2
+        end = time.perf_counter() + timing.seconds
+        for done in range(timing.rounds):
+            if done >= 3 and time.perf_counter() > end:
+                break
+            for k in rotation(count, done):
+                elapsed, faulted = _run(contenders[k], index, calls[k], timing.blocking)
+                seconds[k].append(elapsed)
+                faults[k].append(faulted)
+                index += calls[k]
+            on_round()
+    return [
+        summarise(c, s, n, statistics.median(f))
+        for c, s, n, f in zip(contenders, seconds, calls, faults, strict=True)
+    ]
+
+
+def summarise(
+    contender: Contender, seconds: Sequence[float], calls: int, faults: float
+) -> Sample:
+    """Reduces the seconds per call of each round to a sample."""
+    q1, median, q3 = (float(q) for q in np.quantile(seconds, [0.25, 0.5, 0.75]))
+    return Sample(
+        family=contender.family,
+        role=contender.role,
+        warm=contender.warm,
+        median=median,
+        q1=q1,
+        q3=q3,
+        best=min(seconds),
+        rounds=len(seconds),
+        calls=calls,
+        faults=faults,
+    )
+
+
+def calls_per_sample(once: float, sample_seconds: float) -> int:
+    """How often to repeat a call of `once` seconds to fill a sample."""
+    return max(1, min(10_000, math.ceil(sample_seconds / max(once, 1e-7))))
+
+
+def rotation(count: int, round_number: int) -> list[int]:
+    """The order of the contenders in a round: another one goes first each time."""
+    return [(round_number + k) % count for k in range(count)]
+
+
+def _run(
+    contender: Contender, index: int, calls: int, blocking: bool
+) -> tuple[float, float]:
+    """Seconds and page faults per call; a call includes releasing its output."""
+    launch, wait = contender.launch, contender.wait
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    result = None
+    start = time.perf_counter()
+    for i in range(index, index + calls):
+        result = launch(i)
+        if blocking:
+            wait(result)
+            result = None
+    if not blocking:
+        wait(result)
+    elapsed = time.perf_counter() - start
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    return elapsed / calls, faults / calls
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

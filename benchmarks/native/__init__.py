@@ -1,0 +1,62 @@
+"""C++ that only the benchmarks need, compiled on first use."""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+@functools.cache
+def library(name: str, *, native: bool, kernels: str | None = None) -> ctypes.CDLL:
+    """Compiles `native/NAME.cc` once and loads it.
+
+    Args:
+      name: the source.
+      native: compile for this CPU; kernels are compiled as the library does.
+      kernels: glob, from the root of the repository, of more sources.
+    """
+    sources = [HERE / f"{name}.cc"]
+    if kernels is not None:
+        sources += sorted(ROOT.glob(kernels))
+    flags = ["-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-pthread"]
+    flags += [f"-I{ROOT}", *(["-march=native"] if native else [])]
+    target = _cache() / f"{name}-{_fingerprint(flags, sources)}.so"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_suffix(f".{os.getpid()}")
+        compiler = os.environ.get("CXX", "g++")
+        subprocess.run([compiler, *flags, *sources, "-o", partial], check=True)
+        partial.rename(target)
+    return ctypes.CDLL(str(target))
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "jax_layout_benchmarks"
+
+
+def _fingerprint(flags: Sequence[str], sources: Sequence[Path]) -> str:
+    """Changes with the flags, the sources, any header and the CPU."""
+    headers = sorted(
+        header
+        for folder in (HERE, ROOT / "core", ROOT / "cpu")
+        for header in folder.rglob("*.h")
+    )
+    digest = hashlib.sha256(" ".join([*flags, _cpu()]).encode())
+    for file in [*sources, *headers]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cpu() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    flags = [line for line in lines if line.startswith(("flags", "Features"))]
+    return flags[0] if flags else platform.machine()

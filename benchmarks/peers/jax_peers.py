@@ -1,0 +1,80 @@
+"""Ours and jnp, under jit and (for dispatch times) eagerly."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_layout as jl
+from benchmarks.buffers import Buffers
+from benchmarks.harness import Contender, Role
+from benchmarks.permute_cases import PermuteCase
+
+Function = Callable[[jax.Array], jax.Array]
+
+
+def contenders(
+    case: PermuteCase, buffers: Buffers, device: jax.Device
+) -> list[Contender]:
+    """Fresh outputs come from XLA's allocator, warm ones are donated buffers."""
+    xs = [jax.device_put(x, device) for x in buffers.x]
+    functions: dict[str, Function] = {
+        "ours": lambda x: jl.permute(x, case.axes),
+        "jnp": lambda x: jnp.transpose(x, case.axes),
+    }
+    found = []
+    for family, function in functions.items():
+        role: Role = "ours" if family == "ours" else "peer"
+        found.append(_fresh(family, role, jax.jit(function), xs))
+        found.append(_warm(family, role, function, xs))
+        if case.group == "tiny":
+            found.append(_fresh(f"{family} eager", role, function, xs))
+    if device.platform != "cpu":
+        found.append(_copy("jax copy", jax.jit(jnp.copy), xs))
+        found.append(_copy("jax add", jax.jit(lambda x: x + x.dtype.type(1)), xs))
+    return found
+
+
+def _fresh(family: str, role: Role, f: Any, xs: list[jax.Array]) -> Contender:
+    return Contender(
+        family=family,
+        role=role,
+        launch=lambda i: f(xs[i % len(xs)]),
+        wait=jax.block_until_ready,
+        read=np.asarray,
+    )
+
+
+def _warm(family: str, role: Role, f: Function, xs: list[jax.Array]) -> Contender:
+    # XLA gives a donated argument of the result's shape to the result, used or not:
+    # the caller's y comes back as the output, rewritten in place.
+    into = jax.jit(lambda x, y: f(x), donate_argnums=1, keep_unused=True)
+    make = jax.jit(f)
+    ys: list[jax.Array] = []
+
+    def launch(i: int) -> jax.Array:
+        k = i % len(xs)
+        if not ys:
+            ys.extend(make(x) for x in xs)
+        ys[k] = into(xs[k], ys[k])
+        return ys[k]
+
+    return Contender(
+        family=family,
+        role=role,
+        launch=launch,
+        wait=jax.block_until_ready,
+        read=np.array,  # a copy: the buffer itself will be donated again
+        warm=True,
+    )
+
+
+def _copy(family: str, f: Any, xs: list[jax.Array]) -> Contender:
+    return Contender(
+        family=family,
+        role="copy",
+        launch=lambda i: f(xs[i % len(xs)]),
+        wait=jax.block_until_ready,
+    )

@@ -1,0 +1,169 @@
+"""Times permutes: `python -m benchmarks.permute --help`."""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from benchmarks import display, machine, plot
+from benchmarks.buffers import ROTATION, Buffers, bits
+from benchmarks.harness import Contender, Timing, measure
+from benchmarks.peers import (
+    Unsupported,
+    cutensor_peer,
+    jax_peers,
+    native_peers,
+    numpy_peer,
+    onednn_peer,
+    torch_peer,
+)
+from benchmarks.permute_cases import PermuteCase, all_cases
+from benchmarks.results import CaseResult, Report
+
+_LIBRARIES = (
+    jax_peers,
+    native_peers,
+    numpy_peer,
+    torch_peer,
+    onednn_peer,
+    cutensor_peer,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the cases, shows and keeps what was measured; 1 if ours was wrong."""
+    options = _parse(arguments)
+    device = jax.devices(options.device)[0]
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    cases = select(options.set, options.case)
+    if not cases:
+        console.print("no such case")
+        return 2
+    timing = _timing(options)
+    rotation = ROTATION // 8 if options.quick else ROTATION
+    done = []
+    with _progress(console) as progress:
+        task = progress.add_task("", total=len(cases) * timing.rounds)
+        for number, case in enumerate(cases):
+            progress.update(task, description=f"{case.group} {case.name}")
+
+            def on_round() -> None:
+                progress.advance(task)
+
+            done.append(
+                _measure_case(case, device, timing, rotation, options.peers, on_round)
+            )
+            progress.update(task, completed=(number + 1) * timing.rounds)
+    settings = {**dataclasses.asdict(timing), "rotation_bytes": rotation}
+    report = Report("permute", machine.describe(device), settings, tuple(done))
+    display.show(report, console)
+    if options.json:
+        report.save(options.json)
+    if options.plot:
+        plot.draw(report, options.plot)
+    return int(any("ours" in label for case in done for label in case.skipped))
+
+
+def select(group: str, names: Sequence[str] | None) -> list[PermuteCase]:
+    """The cases of a set (or all) whose names hold one of the given strings."""
+    groups = all_cases()
+    cases = [c for g in groups if group in (g, "all") for c in groups[g]]
+    if not names:
+        return cases
+    return [c for c in cases if any(name in c.name for name in names)]
+
+
+def _measure_case(
+    case: PermuteCase,
+    device: jax.Device,
+    timing: Timing,
+    rotation: int,
+    peers: Sequence[str] | None,
+    on_round: Callable[[], None],
+) -> CaseResult:
+    buffers = Buffers(case, rotation)
+    contenders: list[Contender] = []
+    skipped: dict[str, str] = {}
+    for library in _LIBRARIES:
+        try:
+            contenders += library.contenders(case, buffers, device)
+        except Unsupported as reason:
+            skipped[library.__name__.rpartition(".")[2]] = str(reason)
+    contenders = [c for c in contenders if _wanted(c, peers)]
+    # What the next lines expect of everyone, and NumPy's word is the definition.
+    expected = np.ascontiguousarray(bits(buffers.x[0]).transpose(case.axes))
+    for contender in list(contenders):
+        buffers.poison()
+        if problem := check(contender, expected):
+            skipped[contender.label] = problem
+            contenders.remove(contender)
+    del expected
+    samples = measure(contenders, timing, on_round)
+    moved = 2 * case.nbytes
+    return CaseResult(
+        case.group, case.name, case.config, moved, tuple(samples), skipped
+    )
+
+
+def check(contender: Contender, expected: np.ndarray) -> str | None:
+    """Why a contender must not be timed: it fails, or its result is wrong."""
+    try:
+        result = contender.launch(0)
+        contender.wait(result)
+    except Unsupported as reason:
+        return str(reason)
+    if contender.read is None:
+        return None
+    found = bits(contender.read(result))
+    return None if np.array_equal(found, expected) else "wrong result"
+
+
+def _wanted(contender: Contender, peers: Sequence[str] | None) -> bool:
+    library = contender.family.split()[0]  # "jnp" of "jnp eager"
+    return contender.role != "peer" or peers is None or library in peers
+
+
+def _timing(options: argparse.Namespace) -> Timing:
+    on_gpu = options.device == "gpu"
+    return Timing(
+        rounds=options.rounds or (3 if options.quick else 15),
+        seconds=0.5 if options.quick else options.seconds,
+        sample_seconds=2e-2 if on_gpu else 2e-4,
+        blocking=not on_gpu,
+    )
+
+
+def _progress(console: Console) -> Progress:
+    columns: list[Any] = [
+        TextColumn("{task.description:<36}"),
+        BarColumn(bar_width=None),
+    ]
+    return Progress(*columns, MofNCompleteColumn(), console=console, transient=True)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.permute", description=__doc__)
+    add = parser.add_argument
+    add("--set", choices=[*all_cases(), "all"], default="ml", help="which cases")
+    add("--case", nargs="+", metavar="SUBSTRING", help="only cases named like this")
+    add("--peers", nargs="*", metavar="NAME", help="only these: jnp numpy torch ...")
+    add("--device", choices=["cpu", "gpu"], default="cpu")
+    add("--rounds", type=int, metavar="N", help="samples per contender (15)")
+    add("--seconds", type=float, default=8.0, help="budget of a case (8)")
+    add("--quick", action="store_true", help="three rounds, small budget: a trial")
+    add("--json", type=Path, metavar="FILE", help="keep the numbers")
+    add("--plot", type=Path, metavar="FILE", help="draw them (PNG)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
