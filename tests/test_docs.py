@@ -11,7 +11,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{i}")
     for page in PAGES
-    for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+    for i, block in enumerate(
+        re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    )
 ]
 
 

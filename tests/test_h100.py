@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hlo import collectives, count, kernels
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_layout as jl
+from hlo import collectives, count, kernels
 from jax_layout import _backends
 
 pytest.importorskip("jax_plugins.xla_cuda13")
@@ -35,8 +35,8 @@ def mesh(devices: int = 1) -> Mesh:
     return Mesh(np.array(topology.devices), ("a",))
 
 
-def compiled(f, *shapes, dtype=jnp.bfloat16, spec=P(), devices=1):
-    sharding = NamedSharding(mesh(devices), spec)
+def compiled(f, *shapes, dtype=jnp.bfloat16, spec=(), devices=1):
+    sharding = NamedSharding(mesh(devices), P(*spec))
     avals = [jax.ShapeDtypeStruct(s, dtype, sharding=sharding) for s in shapes]
     return jax.jit(f).trace(*avals).lower().compile().as_text()
 
@@ -83,5 +83,5 @@ def test_grad_and_vmap_are_one_kernel_each():
 
 def test_four_devices_need_no_collective():
     f = functools.partial(jl.permute, axes=(2, 0, 1))
-    hlo = compiled(f, (32, 64, 48), spec=P("a"), devices=4)
+    hlo = compiled(f, (32, 64, 48), spec="a", devices=4)
     assert kernels(hlo) == 1 and moved(hlo) == {} and collectives(hlo) == {}

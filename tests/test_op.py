@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hlo import collectives, compiled, kernels
 from jax.interpreters import ad
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 import jax_layout as jl
+from hlo import collectives, compiled, kernels
 from jax_layout import _backends
 
 
@@ -66,7 +66,8 @@ def matrices(mesh=None, a_spec=None, b_spec=None):
         return jnp.asarray(a), jnp.asarray(b)
     specs = (a_spec, b_spec)
     return [
-        jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip((a, b), specs, strict=True)
+        jax.device_put(x, NamedSharding(mesh, s))
+        for x, s in zip((a, b), specs, strict=True)
     ]
 
 
@@ -276,12 +277,18 @@ def call(x, result, **attributes):
 WRONG = {
     "rank": ({"axes": np.array([0], np.int64)}, "axes must name every axis of x"),
     "axis": ({"axes": np.array([0, 2], np.int64)}, "axes must reorder the axes of x"),
-    "repeated": ({"axes": np.array([1, 1], np.int64)}, "axes must reorder the axes of x"),
+    "repeated": (
+        {"axes": np.array([1, 1], np.int64)},
+        "axes must reorder the axes of x",
+    ),
     "extent": ({"shape": np.array([-1, 4], np.int64)}, "extents must not be negative"),
     "huge": ({"shape": np.array([2**40, 2**40], np.int64)}, "smaller than 2.63 bytes"),
     "itemsize": ({"itemsize": np.int64(0)}, "itemsize must be positive"),
     "int32": ({"axes": np.array([1, 0], np.int32)}, "expected S64 but got S32"),
-    "operand": ({"shape": np.array([3, 5], np.int64)}, "operand and result must have 15"),
+    "operand": (
+        {"shape": np.array([3, 5], np.int64)},
+        "operand and result must have 15",
+    ),
 }
 
 
@@ -298,7 +305,9 @@ def test_wrong_calls_return_an_error(name):
 @pytest.mark.parametrize("shape", [(4, 2), (4, 4), (1, 1)], ids=str)
 def test_a_wrong_result_buffer_returns_an_error(shape):
     x, result = jnp.ones((3, 4)), jax.ShapeDtypeStruct(shape, jnp.float64)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="operand and result must have"):
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="operand and result must have"
+    ):
         jax.jit(lambda x: call(x, result))(x)
 
 

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hlo import collectives, compiled, kernels
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_layout as jl
+from hlo import collectives, compiled, kernels
 
 SHAPE = (16, 32, 64)
 SPECS = [
@@ -161,7 +161,9 @@ def test_unreduced_operands_stay_unreduced():
         a, b = array(mesh, P("a", "b"), (64, 128)), array(mesh, P("b", None), (128, 96))
 
         def f(a, b):
-            c = jnp.einsum("ij,jk->ik", a, b, out_sharding=P("a", None, unreduced={"b"}))
+            c = jnp.einsum(
+                "ij,jk->ik", a, b, out_sharding=P("a", None, unreduced={"b"})
+            )
             c = jl.permute(c, (1, 0))
             assert jax.typeof(c).sharding.spec.unreduced == {"b"}
             return jax.sharding.reshard(c, P(None, "a"))

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hlo import compiled, count, kernels
 from jax import export
 from jax.test_util import check_grads
 
 import jax_layout as jl
+from hlo import compiled, count, kernels
 
 SHAPE, AXES = (8, 33, 24), (2, 0, 1)  # 50 KB in float64: a kernel moves it
 ours = functools.partial(jl.permute, axes=AXES)
@@ -49,6 +49,13 @@ def test_jvp():
     for f, g in [(ours, theirs), (loss(ours), loss(theirs))]:
         jvps = [lambda p=p: jax.jvp(p, (x,), (t,)) for p in (f, g)]
         check_same(*jvps, rtol=1e-12)
+
+
+def test_jvp_of_integers():
+    x = jnp.arange(np.prod(SHAPE)).reshape(SHAPE)
+    y, t = jax.jvp(ours, (x,), (np.zeros(SHAPE, jax.dtypes.float0),))
+    np.testing.assert_array_equal(y, theirs(x))
+    assert t.shape == y.shape and t.dtype == jax.dtypes.float0
 
 
 def test_check_grads_to_second_order():
@@ -140,7 +147,9 @@ def test_grad_through_scan():
         return jnp.sum(jax.lax.scan(step, x, length=3)[0] ** 2)
 
     f, g = (jax.grad(functools.partial(f, p)) for p in (jl.permute, jnp.transpose))
-    np.testing.assert_allclose(f(array((24, 24, 24))), g(array((24, 24, 24))), rtol=1e-12)
+    np.testing.assert_allclose(
+        f(array((24, 24, 24))), g(array((24, 24, 24))), rtol=1e-12
+    )
 
 
 def test_donation():
@@ -177,7 +186,9 @@ def test_export_round_trip():
 def test_export_for_several_platforms():
     check = export.DisabledSafetyCheck.custom_call("jax_layout_permute")
     platforms = ("cpu", "tpu")
-    exported = export.export(jax.jit(ours), platforms=platforms, disabled_checks=[check])
+    exported = export.export(
+        jax.jit(ours), platforms=platforms, disabled_checks=[check]
+    )
     again = export.deserialize(exported(array()).serialize())
     np.testing.assert_array_equal(again.call(array()), theirs(array()))
 
