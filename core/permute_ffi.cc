@@ -66,9 +66,9 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::State<PermuteState>>()
                            .Ctx<ExecutorContext::Tag>()
-                           .Arg<ffi::AnyBuffer>()   // x
-                           .Ret<ffi::AnyBuffer>()   // y
-                           .Attrs(),                // read in Instantiate
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Ret<ffi::AnyBuffer>()  // y
+                           .Attrs(),               // read in Instantiate
                        {ffi::Traits::kCmdBufferCompatible});
 
 JAX_LAYOUT_REGISTER(permute, kInstantiate, kExecute, PermuteState);

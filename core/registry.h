@@ -32,8 +32,8 @@ template <typename State, XLA_FFI_Handler* handler>
 XLA_FFI_Error* WithState(XLA_FFI_CallFrame* frame) {
   static constexpr ffi::TypeInfo info = ffi::MakeTypeInfo<State>();
   if (State::id == XLA_FFI_UNKNOWN_TYPE_ID) {
-    XLA_FFI_Error* error = ffi::Ffi::RegisterTypeId(frame->api, State::kName,
-                                                    &State::id, &info);
+    XLA_FFI_Error* error =
+        ffi::Ffi::RegisterTypeId(frame->api, State::kName, &State::id, &info);
     if (error != nullptr) return error;
   }
   return handler(frame);
@@ -46,13 +46,13 @@ inline ffi::Error ToError(const Status& status) {
 
 // Registers the target "jax_layout_NAME". STATE is what INSTANTIATE returns: a
 // type with `static ffi::TypeId id` and a `kName` of its own.
-#define JAX_LAYOUT_REGISTER(NAME, INSTANTIATE, EXECUTE, STATE)              \
-  [[maybe_unused]] static const bool NAME##_registered = [] {               \
-    static const Registration registration = {                              \
-        "jax_layout_" #NAME, WithState<STATE, INSTANTIATE>, EXECUTE,        \
-        Registration::First()};                                             \
-    Registration::First() = &registration;                                  \
-    return true;                                                            \
+#define JAX_LAYOUT_REGISTER(NAME, INSTANTIATE, EXECUTE, STATE)                 \
+  [[maybe_unused]] static const bool NAME##_registered = [] {                  \
+    static const Registration registration = {"jax_layout_" #NAME,             \
+                                              WithState<STATE, INSTANTIATE>,   \
+                                              EXECUTE, Registration::First()}; \
+    Registration::First() = &registration;                                     \
+    return true;                                                               \
   }()
 
 }  // namespace jax_layout

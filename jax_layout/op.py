@@ -113,7 +113,9 @@ def _vary_alike(operands: Sequence[Any]) -> Sequence[Any]:
     axes = [_compat.varying_axes(x) for x in operands]
     union = frozenset().union(*axes)
     return [
-        jax.lax.pcast(x, tuple(sorted(union - mine)), to="varying") if mine < union else x
+        jax.lax.pcast(x, tuple(sorted(union - mine)), to="varying")
+        if mine < union
+        else x
         for x, mine in zip(operands, axes, strict=True)
     ]
 
@@ -140,8 +142,6 @@ def _multilinear_jvp(
         for i, tangent in enumerate(tangents)
         if not isinstance(tangent, ad.Zero)
     ]
-    if not terms:
-        return out, ad.Zero.from_primal_value(out)
     return out, functools.reduce(ad.add_jaxvals, terms)
 
 

@@ -62,8 +62,8 @@ def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> Array:
     >>> transpose(jnp.zeros((2, 3, 5))).shape
     (5, 3, 2)
     """
-    a = _array("transpose", a)
-    return _permute(a, range(a.ndim)[::-1] if axes is None else axes, "transpose")
+    x = _array("transpose", a)
+    return _permute(x, range(x.ndim)[::-1] if axes is None else axes, "transpose")
 
 
 def matrix_transpose(x: ArrayLike, /) -> Array:
@@ -82,12 +82,13 @@ def matrix_transpose(x: ArrayLike, /) -> Array:
     >>> matrix_transpose(jnp.zeros((2, 3, 5))).shape
     (2, 5, 3)
     """
-    x = _array("matrix_transpose", x)
-    if x.ndim < 2:
+    matrices = _array("matrix_transpose", x)
+    if matrices.ndim < 2:
         raise ValueError(
-            f"matrix_transpose: x must have at least two axes, got shape {x.shape}."
+            "matrix_transpose: x must have at least two axes, "
+            f"got shape {matrices.shape}."
         )
-    return swapaxes(x, -1, -2)
+    return swapaxes(matrices, -1, -2)
 
 
 def swapaxes(a: ArrayLike, axis1: int, axis2: int) -> Array:
@@ -108,11 +109,11 @@ def swapaxes(a: ArrayLike, axis1: int, axis2: int) -> Array:
     >>> swapaxes(jnp.zeros((2, 3, 5)), 0, 2).shape
     (5, 3, 2)
     """
-    a = _array("swapaxes", a)
-    first, second = _axes("swapaxes", (axis1, axis2), a.ndim)
-    order = list(range(a.ndim))
+    x = _array("swapaxes", a)
+    first, second = _axes("swapaxes", (axis1, axis2), x.ndim)
+    order = list(range(x.ndim))
     order[first], order[second] = second, first
-    return _permute(a, order, "swapaxes")
+    return _permute(x, order, "swapaxes")
 
 
 def moveaxis(
@@ -135,18 +136,18 @@ def moveaxis(
     >>> moveaxis(jnp.zeros((2, 3, 5)), 0, -1).shape
     (3, 5, 2)
     """
-    a = _array("moveaxis", a)
-    sources = _axes("moveaxis", source, a.ndim, distinct=True)
-    targets = _axes("moveaxis", destination, a.ndim, distinct=True)
+    x = _array("moveaxis", a)
+    sources = _axes("moveaxis", source, x.ndim, distinct=True)
+    targets = _axes("moveaxis", destination, x.ndim, distinct=True)
     if len(sources) != len(targets):
         raise ValueError(
             "moveaxis: source and destination must name as many axes, "
             f"got {source} and {destination}."
         )
-    order = [axis for axis in range(a.ndim) if axis not in sources]
+    order = [axis for axis in range(x.ndim) if axis not in sources]
     for target, axis in sorted(zip(targets, sources, strict=True)):
         order.insert(target, axis)
-    return _permute(a, order, "moveaxis")
+    return _permute(x, order, "moveaxis")
 
 
 def _permute(x: Any, axes: Sequence[int], name: str) -> Array:
@@ -198,9 +199,7 @@ def _axes(
         return order
     for axis in order:
         if not -rank <= axis < rank:
-            raise ValueError(
-                f"{name}: axes must lie in [{-rank}, {rank}), got {axis}."
-            )
+            raise ValueError(f"{name}: axes must lie in [{-rank}, {rank}), got {axis}.")
     order = tuple(axis % rank for axis in order)
     if distinct and len(set(order)) != len(order):
         raise ValueError(f"{name}: axes must not repeat, got {given}.")

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifdef __x86_64__
+#include <immintrin.h>
+
+#include <vector>
+
+#pragma GCC target("avx2")
+#include "cpu/permute_kernels.h"
+
+namespace jax_layout {
+namespace {
+
+struct Avx2 {
+  using Reg = __m256i;
+  static constexpr int kBytes = 32;
+  static constexpr bool kMasks = false;
+
+  static JAX_LAYOUT_INLINE Reg Load(const char* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const Reg*>(p));
+  }
+  static JAX_LAYOUT_INLINE void Store(char* p, Reg v) {
+    _mm256_storeu_si256(reinterpret_cast<Reg*>(p), v);
+  }
+  static JAX_LAYOUT_INLINE void Stream(char* p, Reg v) {
+    _mm256_stream_si256(reinterpret_cast<Reg*>(p), v);
+  }
+  template <int W>
+  static JAX_LAYOUT_INLINE Reg Low(Reg a, Reg b) {
+    if constexpr (W == 1) return _mm256_unpacklo_epi8(a, b);
+    if constexpr (W == 2) return _mm256_unpacklo_epi16(a, b);
+    if constexpr (W == 4) return _mm256_unpacklo_epi32(a, b);
+    if constexpr (W == 8) return _mm256_unpacklo_epi64(a, b);
+  }
+  template <int W>
+  static JAX_LAYOUT_INLINE Reg High(Reg a, Reg b) {
+    if constexpr (W == 1) return _mm256_unpackhi_epi8(a, b);
+    if constexpr (W == 2) return _mm256_unpackhi_epi16(a, b);
+    if constexpr (W == 4) return _mm256_unpackhi_epi32(a, b);
+    if constexpr (W == 8) return _mm256_unpackhi_epi64(a, b);
+  }
+  static JAX_LAYOUT_INLINE void TransposeLanes(Reg* r) {
+    const Reg low = _mm256_permute2x128_si256(r[0], r[1], 0x20);
+    r[1] = _mm256_permute2x128_si256(r[0], r[1], 0x31);
+    r[0] = low;
+  }
+};
+
+// The vector of programs: one lane, as a byte shuffle does not cross lanes.
+struct Ssse3 {
+  using Reg = __m128i;
+  static constexpr int kBytes = 16;
+
+  static JAX_LAYOUT_INLINE Reg Zero() { return _mm_setzero_si128(); }
+  static JAX_LAYOUT_INLINE Reg Or(Reg a, Reg b) { return _mm_or_si128(a, b); }
+  static JAX_LAYOUT_INLINE Reg LoadPart(const char* p, int64_t bytes) {
+    if (bytes < 16) {
+      char part[16] = {};
+      CopyShort(part, p, bytes);
+      return _mm_loadu_si128(reinterpret_cast<const Reg*>(part));
+    }
+    return _mm_loadu_si128(reinterpret_cast<const Reg*>(p));
+  }
+  static JAX_LAYOUT_INLINE void Store(char* p, Reg v) {
+    _mm_storeu_si128(reinterpret_cast<Reg*>(p), v);
+  }
+  static JAX_LAYOUT_INLINE void Stream(char* p, Reg v) {
+    _mm_stream_si128(reinterpret_cast<Reg*>(p), v);
+  }
+  static JAX_LAYOUT_INLINE void StorePart(char* p, Reg v, int64_t bytes) {
+    char part[16];
+    Store(part, v);
+    CopyShort(p, part, bytes);
+  }
+  static JAX_LAYOUT_INLINE Reg Shuffle(const ShuffleProgram::Window& window,
+                                       Reg v) {
+    return _mm_shuffle_epi8(
+        v, _mm_load_si128(reinterpret_cast<const Reg*>(window.index)));
+  }
+};
+
+}  // namespace
+
+const PermuteFunctions kPermuteAvx2 = {
+    32,
+    16,
+    {TransposeBlock<Avx2, 1>, TransposeBlock<Avx2, 2>, TransposeBlock<Avx2, 4>,
+     TransposeBlock<Avx2, 8>, TransposeBlock<Avx2, 16>},
+    MoveBlock<Avx2>,
+    CopyBlock<Avx2>,
+    RunShuffle<Ssse3>,
+};
+
+}  // namespace jax_layout
+#endif  // __x86_64__
