@@ -13,8 +13,8 @@ from benchmarks.results import CaseResult, Report
 matplotlib.use("agg")
 
 _OURS = "#d1495b"
-_PEERS = ["#30638e", "#edae49", "#00798c", "#8d96a3", "#6a4c93", "#3a3a3a"]
-_MARKERS = ["s", "^", "D", "v", "P", "X"]
+_PEERS = "#30638e #edae49 #00798c #8d96a3 #6a4c93 #3a3a3a #c38d63 #5fa55a".split()
+_MARKERS = "s ^ D v P X < >".split()
 
 
 def draw(report: Report, path: Path) -> None:
