@@ -129,8 +129,9 @@ void RunShuffles(const PermuteKernel& kernel, const char* x, char* y,
         last ? 1 : std::min(end - begin, whole - walk.index(0));
     kernel.functions->shuffle(
         {program.outputs.data(), static_cast<int64_t>(program.outputs.size()),
-         program.windows.data(), walk.x(), walk.y(), repeat, inner.x_step,
-         inner.y_step, kernel.stream});
+         program.windows.data(), program.lines.data(),
+         static_cast<int64_t>(program.lines.size()), program.whole, walk.x(),
+         walk.y(), repeat, inner.x_step, inner.y_step, kernel.stream});
     begin += repeat;
     walk.Next(repeat);
   }

@@ -51,14 +51,13 @@ struct Ssse3 {
   static constexpr int kBytes = 16;
 
   static JAX_LAYOUT_INLINE Reg Zero() { return _mm_setzero_si128(); }
-  static JAX_LAYOUT_INLINE Reg Or(Reg a, Reg b) { return _mm_or_si128(a, b); }
   static JAX_LAYOUT_INLINE Reg LoadPart(const char* p, int64_t bytes) {
     if (bytes < 16) {
       char part[16] = {};
       CopyShort(part, p, bytes);
       return _mm_loadu_si128(reinterpret_cast<const Reg*>(part));
     }
-    return _mm_loadu_si128(reinterpret_cast<const Reg*>(p));
+    return Load(p);
   }
   static JAX_LAYOUT_INLINE void Store(char* p, Reg v) {
     _mm_storeu_si128(reinterpret_cast<Reg*>(p), v);
@@ -71,10 +70,14 @@ struct Ssse3 {
     Store(part, v);
     CopyShort(p, part, bytes);
   }
-  static JAX_LAYOUT_INLINE Reg Shuffle(const ShuffleProgram::Window& window,
-                                       Reg v) {
-    return _mm_shuffle_epi8(
-        v, _mm_load_si128(reinterpret_cast<const Reg*>(window.index)));
+  static JAX_LAYOUT_INLINE Reg Load(const char* p) {
+    return _mm_loadu_si128(reinterpret_cast<const Reg*>(p));
+  }
+  // Bytes of v into those of `to` whose index has the high bit set.
+  static JAX_LAYOUT_INLINE Reg Shuffle(Reg to, const uint8_t* index, Reg v) {
+    const Reg k = _mm_load_si128(reinterpret_cast<const Reg*>(index));
+    return _mm_or_si128(
+        to, _mm_shuffle_epi8(v, _mm_xor_si128(k, _mm_set1_epi8(-128))));
   }
 };
 
@@ -85,6 +88,7 @@ const PermuteFunctions kPermuteAvx2 = {
     16,
     {TransposeBlock<Avx2, 1>, TransposeBlock<Avx2, 2>, TransposeBlock<Avx2, 4>,
      TransposeBlock<Avx2, 8>, TransposeBlock<Avx2, 16>},
+    {},
     MoveBlock<Avx2>,
     CopyBlock<Avx2>,
     RunShuffle<Ssse3>,

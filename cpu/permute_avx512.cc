@@ -41,10 +41,13 @@ struct Avx512 {
   static JAX_LAYOUT_INLINE void StorePart(char* p, Reg v, int64_t bytes) {
     _mm512_mask_storeu_epi8(p, First(bytes), v);
   }
-  static JAX_LAYOUT_INLINE Reg Shuffle(const ShuffleProgram::Window& window,
-                                       Reg v) {
-    return _mm512_maskz_permutexvar_epi8(window.mask,
-                                         _mm512_load_si512(window.index), v);
+  // Bytes of v into those of `to` whose index has the high bit set.
+  static JAX_LAYOUT_INLINE Reg Shuffle(Reg to, const uint8_t* index, Reg v) {
+    const Reg k = _mm512_load_si512(index);
+    return _mm512_mask_permutexvar_epi8(to, _mm512_movepi8_mask(k), k, v);
+  }
+  static JAX_LAYOUT_INLINE Reg Permute(Reg index, Reg v) {
+    return _mm512_permutexvar_epi8(index, v);
   }
 
   template <int W>
@@ -81,6 +84,7 @@ const PermuteFunctions kPermuteAvx512 = {
     {TransposeBlock<Avx512, 1>, TransposeBlock<Avx512, 2>,
      TransposeBlock<Avx512, 4>, TransposeBlock<Avx512, 8>,
      TransposeBlock<Avx512, 16>},
+    {PackedBlock<Avx512, 4>, PackedBlock<Avx512, 8>, PackedBlock<Avx512, 16>},
     MoveBlock<Avx512>,
     CopyBlock<Avx512>,
     RunShuffle<Avx512>,

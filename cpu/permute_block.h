@@ -42,11 +42,10 @@ using BlockFunction = void(const PermuteBlock&);
 // A fixed permute of bytes as a list of output vectors, each the union of
 // shuffled windows of x.
 struct ShuffleProgram {
-  // Byte k of the output is byte index[k] of the window; an index with the
-  // high bit set leaves the byte to another window.
+  // Byte k of the output is byte index[k] % 128 of the window if the high bit
+  // of index[k] is set, and else another window's.
   struct Window {
     alignas(64) uint8_t index[64];
-    uint64_t mask;  // bit k: index[k] is used
     int64_t x_offset;
     int64_t bytes;  // to load, up to a vector; nothing beyond is touched
   };
@@ -57,12 +56,17 @@ struct ShuffleProgram {
   };
   std::vector<Output> outputs;
   std::vector<Window> windows;  // of the first output, then of the second, ...
+  std::vector<int64_t> lines;   // of x: offsets of what the program reads
+  bool whole = true;            // all windows and outputs are whole vectors
 };
 
 struct ShuffleRun {
   const ShuffleProgram::Output* outputs;
   int64_t num_outputs;
   const ShuffleProgram::Window* windows;
+  const int64_t* lines;
+  int64_t num_lines;
+  bool whole;
   const char* x;
   char* y;
   int64_t repeat, x_step, y_step;
@@ -73,6 +77,7 @@ struct PermuteFunctions {
   int64_t vector_bytes;
   int64_t shuffle_bytes;        // of a program's vector; 0: no shuffles
   BlockFunction* transpose[5];  // chunks of 1, 2, 4, 8 and 16 bytes
+  BlockFunction* packed[3];     // of 3, 5 to 7 and 9 to 15 bytes; or null
   BlockFunction* move;          // chunks of other sizes below 64 bytes
   BlockFunction* copy;          // chunks of 64 bytes or more
   void (*shuffle)(const ShuffleRun&);

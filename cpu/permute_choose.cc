@@ -18,6 +18,10 @@ constexpr int64_t kStreamBytes = 12 << 20;
 constexpr int64_t kColumnBytes = 256;
 constexpr int64_t kRowBytes = 256;
 constexpr int64_t kStagedColumnBytes = 1024;
+constexpr int64_t kStagedRowBytes = 256;
+// Of a block of chunks that are copied one by one.
+constexpr int64_t kCopiedColumnBytes = 4096;
+constexpr int64_t kCopiedRowBytes = 4096;
 // Large chunks are copied in pieces, so that threads can share one.
 constexpr int64_t kPieceBytes = 64 << 10;
 // Work worth handing to another thread.
@@ -64,10 +68,17 @@ class Chooser {
     const int64_t column = plan.dims[plan.rank - 1].extent * plan.chunk;
     direct_ = IsTile() ? functions.vector_bytes == 64 && column % 64 == 0
                        : plan.chunk % 64 == 0 || plan.chunk >= 1024;
-    rows_.target = std::max<int64_t>(
-        1, (!kernel_.stream || direct_ ? kColumnBytes : kStagedColumnBytes) /
-               plan.chunk);
-    cols_.target = std::max<int64_t>(1, kRowBytes / plan.chunk);
+    int64_t column_bytes = kColumnBytes;
+    int64_t row_bytes = kRowBytes;
+    if (plan.chunk >= 64) {
+      column_bytes = kCopiedColumnBytes;
+      row_bytes = kCopiedRowBytes;
+    } else if (kernel_.stream && !direct_) {
+      column_bytes = kStagedColumnBytes;
+      row_bytes = kStagedRowBytes;
+    }
+    rows_.target = std::max<int64_t>(1, column_bytes / plan.chunk);
+    cols_.target = std::max<int64_t>(1, row_bytes / plan.chunk);
     for (int d = plan.rank - 1; d >= 0; --d) rows_.order.push_back(d);
     cols_.order = rows_.order;
     std::sort(cols_.order.begin(), cols_.order.end(), [&](int a, int b) {
@@ -154,7 +165,9 @@ class Chooser {
       while (1 << log2 < plan_.chunk) ++log2;
       kernel_.run_block = functions_.transpose[log2];
     } else {
-      kernel_.run_block = functions_.move;
+      const int wider = plan_.chunk > 8 ? 2 : plan_.chunk > 4 ? 1 : 0;
+      kernel_.run_block = plan_.chunk < 16 ? functions_.packed[wider] : nullptr;
+      if (!kernel_.run_block) kernel_.run_block = functions_.move;
     }
   }
 

@@ -113,15 +113,77 @@ JAX_LAYOUT_INLINE void TransposeInLanes(typename V::Reg* r) {
   }
 }
 
+// How a tile reads row i, at x + at[i], and writes column j, at y + at[j].
+template <class V>
+struct WholeVectors {
+  JAX_LAYOUT_INLINE typename V::Reg Load(const char* x, const int64_t* at,
+                                         int i) const {
+    return V::Load(x + at[i]);
+  }
+  JAX_LAYOUT_INLINE void Store(char* y, const int64_t* at, int j,
+                               typename V::Reg v) const {
+    V::Store(y + at[j], v);
+  }
+};
+
+template <class V>
+struct StreamedVectors : WholeVectors<V> {
+  JAX_LAYOUT_INLINE void Store(char* y, const int64_t* at, int j,
+                               typename V::Reg v) const {
+    V::Stream(y + at[j], v);
+  }
+};
+
+template <class V, int W>
+struct PartVectors {
+  int rows, cols;
+
+  JAX_LAYOUT_INLINE typename V::Reg Load(const char* x, const int64_t* at,
+                                         int i) const {
+    return i < rows ? V::LoadPart(x + at[i], cols * W) : V::Zero();
+  }
+  JAX_LAYOUT_INLINE void Store(char* y, const int64_t* at, int j,
+                               typename V::Reg v) const {
+    if (j < cols) V::StorePart(y + at[j], v, rows * W);
+  }
+};
+
+// Chunks a little smaller than the elements of the tile: a byte permute pads
+// them on the way in, another packs them again.
+template <class V, int W>
+struct PackedVectors {
+  typename V::Reg pad, pack;
+  int chunk;
+  int rows = 0, cols = 0;
+
+  explicit JAX_LAYOUT_INLINE PackedVectors(int64_t bytes) : chunk(bytes) {
+    char p[V::kBytes], q[V::kBytes] = {};
+    for (int k = 0; k < V::kBytes; ++k) {
+      p[k] = static_cast<char>(k / W * chunk + k % W);
+      if (k % W < chunk) q[k / W * chunk + k % W] = static_cast<char>(k);
+    }
+    pad = V::Load(p);
+    pack = V::Load(q);
+  }
+  JAX_LAYOUT_INLINE typename V::Reg Load(const char* x, const int64_t* at,
+                                         int i) const {
+    return i < rows ? V::Permute(pad, V::LoadPart(x + at[i], cols * chunk))
+                    : V::Zero();
+  }
+  JAX_LAYOUT_INLINE void Store(char* y, const int64_t* at, int j,
+                               typename V::Reg v) const {
+    if (j < cols) V::StorePart(y + at[j], V::Permute(pack, v), rows * chunk);
+  }
+};
+
 // A tile of V::kBytes x V::kBytes. Lane l of a row holds its columns
 // [l * 16 / W, (l + 1) * 16 / W); after the transposes in lanes, register k of
-// row group g holds in lane l column l * 16 / W + k of that group, so the four
-// (L) registers k of the groups are one more transpose away from whole columns.
-enum TileKind { kPart, kWhole, kStream };
-
-template <class V, int W, TileKind kind>
-JAX_LAYOUT_INLINE void Tile(const char* x, const int64_t* x_offset, char* y,
-                            const int64_t* y_offset, int rows, int cols) {
+// row group g holds in lane l column l * 16 / W + k of that group, so the
+// registers k of all groups are one more transpose away from whole columns.
+template <class V, int W, class Vectors>
+JAX_LAYOUT_INLINE void Tile(const Vectors& vectors, const char* x,
+                            const int64_t* x_offset, char* y,
+                            const int64_t* y_offset) {
   using Reg = typename V::Reg;
   constexpr int kLanes = V::kBytes / 16;
   constexpr int kGroup = 16 / W;
@@ -132,12 +194,7 @@ JAX_LAYOUT_INLINE void Tile(const char* x, const int64_t* x_offset, char* y,
 #pragma GCC unroll 16
     for (int k = 0; k < kGroup; ++k) {
       const int i = g * kGroup + k;
-      if constexpr (kind != kPart) {
-        group[k] = V::Load(x + x_offset[i]);
-      } else {
-        group[k] =
-            i < rows ? V::LoadPart(x + x_offset[i], cols * W) : V::Zero();
-      }
+      group[k] = vectors.Load(x, x_offset, i);
     }
     TransposeInLanes<V, W>(group);
 #pragma GCC unroll 16
@@ -149,33 +206,26 @@ JAX_LAYOUT_INLINE void Tile(const char* x, const int64_t* x_offset, char* y,
 #pragma GCC unroll 4
     for (int l = 0; l < kLanes; ++l) {
       const int j = l * kGroup + k;
-      if constexpr (kind == kStream) {
-        V::Stream(y + y_offset[j], r[k][l]);
-      } else if constexpr (kind == kWhole) {
-        V::Store(y + y_offset[j], r[k][l]);
-      } else {
-        if (j < cols) V::StorePart(y + y_offset[j], r[k][l], rows * W);
-      }
+      vectors.Store(y, y_offset, j, r[k][l]);
     }
   }
 }
 
-// Fetches the tile of rows [i, i + kTile) into the second-level cache, where
-// neither the loads in flight nor rows that are a power of two apart push it
-// out. Of two lines, the hardware fetches the other.
-template <class V, int W>
-JAX_LAYOUT_INLINE void PrefetchTile(const PermuteBlock& b, int64_t i,
-                                    int64_t j) {
-  constexpr int kTile = V::kBytes / W;
-  if (j * W % 128 != 0) return;
+// Fetches rows [i, i + rows) of the block, or of the next one, at column j into
+// the second-level cache, where neither the loads in flight nor rows that are
+// a power of two apart push them out. Of two lines, the hardware fetches the
+// other.
+JAX_LAYOUT_INLINE void FetchRows(const PermuteBlock& b, int64_t i, int64_t rows,
+                                 int64_t j) {
+  if (j * b.bytes % 128 >= 64) return;
   const char* x = b.x;
-  if (i > b.rows - kTile) {
-    i -= b.rows / kTile * kTile;
+  if (i + rows > b.rows) {
+    i -= b.rows / rows * rows;
     x = b.next_x;
   }
-  if (x == nullptr || i > b.rows - kTile) return;
-  for (int k = 0; k < kTile; ++k) {
-    __builtin_prefetch(x + b.x_offset[i + k] + j * W, 0, 2);
+  if (x == nullptr || i + rows > b.rows) return;
+  for (int64_t k = 0; k < rows; ++k) {
+    __builtin_prefetch(x + b.x_offset[i + k] + j * b.bytes, 0, 2);
   }
 }
 
@@ -190,23 +240,23 @@ void TransposeBlock(const PermuteBlock& b) {
       if (i > b.rows - kTile) i = b.rows - kTile;
       for (int64_t j = 0; j < b.cols; j += kTile) {
         if (j > b.cols - kTile) j = b.cols - kTile;
-        PrefetchTile<V, W>(b, i + kTile, j);
+        FetchRows(b, i + kTile, kTile, j);
         if (b.stream && i % kTile == 0) {
-          Tile<V, W, kStream>(b.x + j * W, b.x_offset + i, y + i * W,
-                              y_offset + j, kTile, kTile);
+          Tile<V, W>(StreamedVectors<V>{}, b.x + j * W, b.x_offset + i,
+                     y + i * W, y_offset + j);
         } else {
-          Tile<V, W, kWhole>(b.x + j * W, b.x_offset + i, y + i * W,
-                             y_offset + j, kTile, kTile);
+          Tile<V, W>(WholeVectors<V>{}, b.x + j * W, b.x_offset + i, y + i * W,
+                     y_offset + j);
         }
       }
     }
   } else if constexpr (V::kMasks) {
+    PartVectors<V, W> part;
     for (int64_t i = 0; i < b.rows; i += kTile) {
-      const int rows = b.rows - i < kTile ? b.rows - i : kTile;
+      part.rows = b.rows - i < kTile ? b.rows - i : kTile;
       for (int64_t j = 0; j < b.cols; j += kTile) {
-        const int cols = b.cols - j < kTile ? b.cols - j : kTile;
-        Tile<V, W, kPart>(b.x + j * W, b.x_offset + i, y + i * W, y_offset + j,
-                          rows, cols);
+        part.cols = b.cols - j < kTile ? b.cols - j : kTile;
+        Tile<V, W>(part, b.x + j * W, b.x_offset + i, y + i * W, y_offset + j);
       }
     }
   } else {
@@ -215,6 +265,24 @@ void TransposeBlock(const PermuteBlock& b) {
       for (int64_t j = 0; j < b.cols; ++j) {
         MoveElement<W>(y + y_offset[j] + i * W, x + j * W);
       }
+    }
+  }
+  if (b.stage) DrainStage<V>(b);
+}
+
+template <class V, int W>
+void PackedBlock(const PermuteBlock& b) {
+  constexpr int kTile = V::kBytes / W;
+  char* y = b.stage ? b.stage : b.y;
+  const int64_t* y_offset = b.stage ? b.stage_offset : b.y_offset;
+  PackedVectors<V, W> packed(b.bytes);
+  for (int64_t i = 0; i < b.rows; i += kTile) {
+    packed.rows = b.rows - i < kTile ? b.rows - i : kTile;
+    for (int64_t j = 0; j < b.cols; j += kTile) {
+      packed.cols = b.cols - j < kTile ? b.cols - j : kTile;
+      FetchRows(b, i + kTile, kTile, j);
+      Tile<V, W>(packed, b.x + j * b.bytes, b.x_offset + i, y + i * b.bytes,
+                 y_offset + j);
     }
   }
   if (b.stage) DrainStage<V>(b);
@@ -261,32 +329,50 @@ void CopyBlock(const PermuteBlock& b) {
   if (b.stage) DrainStage<V>(b);
 }
 
-// V here is the vector of programs: Shuffle(window, v) puts byte
-// window.index[k] of v at k, and zeros where the index is not used.
-template <class V>
-void RunShuffle(const ShuffleRun& run) {
+// How far ahead of its windows a program fetches x: the hardware stops at every
+// page, and each run of x is a stream of its own.
+constexpr int64_t kFetchAhead = 2048;
+
+template <class V, bool kWhole>
+void RepeatShuffle(const ShuffleRun& run) {
   const char* x = run.x;
   char* y = run.y;
+  int64_t ahead = 0;
+  while (ahead * run.x_step < kFetchAhead && ahead < run.repeat) ++ahead;
+  ahead *= run.x_step;
   for (int64_t n = 0; n < run.repeat; ++n) {
+    for (int64_t l = 0; l < run.num_lines; ++l) {
+      __builtin_prefetch(x + ahead + run.lines[l], 0, 2);
+    }
     const ShuffleProgram::Window* w = run.windows;
     for (int64_t o = 0; o < run.num_outputs; ++o) {
       const ShuffleProgram::Output& output = run.outputs[o];
       typename V::Reg v = V::Zero();
       for (int64_t k = 0; k < output.num_windows; ++k, ++w) {
-        v = V::Or(v, V::Shuffle(*w, V::LoadPart(x + w->x_offset, w->bytes)));
+        v = V::Shuffle(v, w->index,
+                       kWhole ? V::Load(x + w->x_offset)
+                              : V::LoadPart(x + w->x_offset, w->bytes));
       }
-      char* out = y + output.y_offset;
-      if (output.bytes < V::kBytes) {
-        V::StorePart(out, v, output.bytes);
-      } else if (run.stream && V::kBytes == 64 &&
-                 reinterpret_cast<intptr_t>(out) % 64 == 0) {
-        V::Stream(out, v);
+      char* to = y + output.y_offset;
+      if (!kWhole && output.bytes < V::kBytes) {
+        V::StorePart(to, v, output.bytes);
+      } else if (run.stream && reinterpret_cast<intptr_t>(to) % 64 == 0) {
+        V::Stream(to, v);
       } else {
-        V::Store(out, v);
+        V::Store(to, v);
       }
     }
     x += run.x_step;
     y += run.y_step;
+  }
+}
+
+template <class V>
+void RunShuffle(const ShuffleRun& run) {
+  if (run.whole) {
+    RepeatShuffle<V, true>(run);
+  } else {
+    RepeatShuffle<V, false>(run);
   }
 }
 

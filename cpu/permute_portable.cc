@@ -71,6 +71,7 @@ const PermuteFunctions kPermutePortable = {
     {TransposeBlock<Portable, 1>, TransposeBlock<Portable, 2>,
      TransposeBlock<Portable, 4>, TransposeBlock<Portable, 8>,
      TransposeBlock<Portable, 16>},
+    {},
     MoveBlock<Portable>,
     CopyBlock<Portable>,
     nullptr,

@@ -102,25 +102,34 @@ ShuffleProgram MakeShuffleProgram(const PermutePlan& plan,
       std::stable_sort(todo.begin(), todo.end(),
                        [](const Byte& a, const Byte& b) { return a.x < b.x; });
       program.outputs.push_back({places[first].y + begin, bytes, 0});
+      program.whole &= bytes == vector_bytes;
       for (size_t next = 0; next < todo.size();) {
         // The window stays inside its run of x: nothing else may be read.
         const int64_t run = todo[next].run;
         const int64_t length = std::min(vector_bytes, x_run);
         ShuffleProgram::Window window;
-        std::memset(window.index, 0x80, sizeof(window.index));
-        window.mask = 0;
+        std::memset(window.index, 0, sizeof(window.index));
         window.bytes = length;
         window.x_offset = std::min(todo[next].x, run + x_run - length);
         while (next < todo.size() && todo[next].run == run &&
                todo[next].x < window.x_offset + length) {
           const Byte& byte = todo[next++];
-          window.index[byte.k] = static_cast<uint8_t>(byte.x - window.x_offset);
-          window.mask |= uint64_t{1} << byte.k;
+          window.index[byte.k] =
+              static_cast<uint8_t>(0x80 | (byte.x - window.x_offset));
         }
+        program.whole &= length == vector_bytes;
         program.windows.push_back(window);
         ++program.outputs.back().num_windows;
       }
     }
+  }
+  std::vector<int64_t> runs;
+  for (const Place& place : places) runs.push_back(place.run);
+  std::sort(runs.begin(), runs.end());
+  runs.erase(std::unique(runs.begin(), runs.end()), runs.end());
+  for (int64_t run : runs) {
+    for (int64_t at = 0; at < x_run; at += 64)
+      program.lines.push_back(run + at);
   }
   return program;
 }
