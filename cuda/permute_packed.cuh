@@ -24,12 +24,11 @@ inline constexpr int kPackedBlocks = 132 * 4;
 // which spreads any power-of-two stride: with word w at w + w/32 + w/1024, 32
 // words a stride of 2^k apart fall in 32 banks. Wider elements pad by
 // themselves. `position` counts bytes.
-template <int kElement>
-__host__ __device__ inline uint32_t Padded(uint32_t position) {
-  constexpr uint32_t kPad = kElement < 4 ? 4 : kElement;
-  constexpr uint32_t kPerRow = 128 / kPad;
+__host__ __device__ constexpr uint32_t Padded(uint32_t element,
+                                              uint32_t position) {
+  const uint32_t pad = element < 4 ? 4 : element;
   const uint32_t row = position / 128;
-  return position + (row + row / kPerRow) * kPad;
+  return position + (row + row / (128 / pad)) * pad;
 }
 
 // The parts of a block's shared memory, in order.
@@ -38,9 +37,7 @@ struct PackedShared {
 
   __host__ __device__ PackedShared(int element, uint32_t elements,
                                    uint32_t x_run_count, uint32_t y_run_count) {
-    // Elements and at most 2 x 1/32 of padding.
-    const uint32_t data = elements * element;
-    table = (data + data / 16 + 32 + 15) / 16 * 16;
+    table = (Padded(element, elements * element) + 15) / 16 * 16;
     x_runs = (table + elements * 2 + 15) / 16 * 16;
     y_runs = x_runs + x_run_count * 8;
     bytes = y_runs + y_run_count * 8;
@@ -86,7 +83,7 @@ __device__ inline void LoadRuns(const PackedParams& p, const char* x,
       if (unit < units) {
         // A vector never straddles a row of banks, so its padding is uniform;
         // it is only as aligned as the pad.
-        char* to = shared + Padded<kElement>(unit * kVector);
+        char* to = shared + Padded(kElement, unit * kVector);
         constexpr int kPad = kElement < 4 ? 4 : kElement;
         if constexpr (kVector <= kPad) {
           StoreShared<kVector>(to, held[k]);
@@ -168,7 +165,7 @@ __global__ __launch_bounds__(kPackedThreads, 4) void PackedKernel(
       index = rest;
     }
     table[n] = static_cast<unsigned short>(
-        Padded<kElement>(position * kElement) / kElement);
+        Padded(kElement, position * kElement) / kElement);
   }
   BuildRuns(p.x_run_dims, p.x_run_rank, p.x_runs, x_runs);
   BuildRuns(p.y_run_dims, p.y_run_rank, p.y_runs, y_runs);

@@ -139,7 +139,7 @@ __device__ inline void StoreTile(char* y, int64_t y_row, int64_t i_left,
                                  int64_t j_left, const char* shared) {
   constexpr int kSide = T::kSide;
   constexpr int kVectors = T::kPatches * kSide;
-  constexpr int kUnroll = kVectors < 16 ? kVectors : 16;
+  [[maybe_unused]] constexpr int kUnroll = kVectors < 16 ? kVectors : 16;
 #pragma unroll kUnroll
   for (int k = 0; k < kVectors; ++k) {
     const int vector = threadIdx.x + k * T::kThreads;
