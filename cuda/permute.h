@@ -4,17 +4,26 @@
 
 #include <cuda_runtime_api.h>
 
+#include <variant>
+
 #include "core/permute_plan.h"
 #include "core/status.h"
+#include "cuda/permute_params.h"
 
 namespace jax_layout {
 
-// A plan with what this backend decides once per (shape, axes, itemsize).
+// A plan with what this backend decides once per (shape, axes, itemsize): the
+// kernel family, and all that its kernel receives.
 struct PermuteKernel {
   PermutePlan plan;
+  std::variant<CopyParams, RowsParams<uint32_t>, RowsParams<uint64_t>,
+               TileParams, PackedParams>
+      params;
 };
 
-PermuteKernel ChoosePermuteKernel(const PermutePlan& plan);
+// `alignment` is what both pointers will be multiples of: at least the power of
+// two in itemsize. XLA's buffers have 16 and more.
+PermuteKernel ChoosePermuteKernel(const PermutePlan& plan, int alignment = 16);
 
 // Enqueues the permute of x to y on the stream; both hold plan.size > 0 bytes
 // and do not overlap.
