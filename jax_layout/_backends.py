@@ -45,18 +45,22 @@ def register(module: types.ModuleType, platform: str) -> bool:
     """
     built, running = module.ffi_api_version, runtime_api_version()
     if built[0] != running[0] or built[1] > running[1]:
-        warnings.warn(
-            f"jax_layout: {module.__name__} is built for XLA FFI {built}, but jaxlib "
-            f"{jax.lib.__version__} has {running}. Every operator falls back to plain "
-            "jax.lax: same results, no kernels. Upgrade jaxlib, or build jax_layout "
-            "against the installed one.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        _warn_too_new(built, running)
         return False
     for target, handlers in module.registrations().items():
         jax.ffi.register_ffi_target(target, handlers, platform=platform)
     return True
+
+
+@functools.cache  # once, though every extension module is likely to be as new
+def _warn_too_new(built: tuple[int, int], running: tuple[int, int]) -> None:
+    warnings.warn(
+        f"jax_layout is built for XLA FFI {built}, but jaxlib {jax.lib.__version__} "
+        f"has {running}. Every operator falls back to plain jax.lax: same results, no "
+        "kernels. Upgrade jaxlib, or build jax_layout against the installed one.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 @functools.cache

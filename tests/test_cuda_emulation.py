@@ -32,7 +32,9 @@ def _build(sanitized: bool) -> pathlib.Path:
     cmake = shutil.which("cmake")
     if not cmake or not shutil.which("g++"):
         pytest.skip("building the emulation needs cmake and g++")
-    build = ROOT / "build" / ("cuda_emulation_sanitized" if sanitized else "cuda_emulation")
+    build = (
+        ROOT / "build" / ("cuda_emulation_sanitized" if sanitized else "cuda_emulation")
+    )
     build.mkdir(parents=True, exist_ok=True)
     with open(build / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -71,7 +73,10 @@ class Emulation:
 
     def family(self, shape, axes, itemsize, alignment=16) -> str:
         return self._call(
-            "permute_family", *self._dims(shape, axes), ctypes.c_int64(itemsize), alignment
+            "permute_family",
+            *self._dims(shape, axes),
+            ctypes.c_int64(itemsize),
+            alignment,
         )
 
     def permute(self, x, y, shape, axes, itemsize, order) -> str:
@@ -86,11 +91,17 @@ class Emulation:
 
     def permute_virtual(self, shape, axes, itemsize, alignment=16, samples=12) -> str:
         return self._call(
-            "permute_virtual", *self._dims(shape, axes), ctypes.c_int64(itemsize), alignment, samples
+            "permute_virtual",
+            *self._dims(shape, axes),
+            ctypes.c_int64(itemsize),
+            alignment,
+            samples,
         )
 
     def fast_division(self, bits, divisor, n) -> str:
-        return self._call("fast_division", bits, ctypes.c_uint64(divisor), ctypes.c_uint64(n))
+        return self._call(
+            "fast_division", bits, ctypes.c_uint64(divisor), ctypes.c_uint64(n)
+        )
 
     def planted(self, defect, y, order=FORWARD) -> str:
         return self._call("planted", defect.encode(), ctypes.c_void_p(y), order)
@@ -116,9 +127,13 @@ class Buffer:
         self._before = 64 + offset
         self._after = 0 if SANITIZED else 64
         total = self._before + size + self._after
-        self._base = self._libc.aligned_alloc(ctypes.c_size_t(64), ctypes.c_size_t(total))
+        self._base = self._libc.aligned_alloc(
+            ctypes.c_size_t(64), ctypes.c_size_t(total)
+        )
         self.address = self._base + self._before
-        self._all = np.frombuffer((ctypes.c_ubyte * total).from_address(self._base), np.uint8)
+        self._all = np.frombuffer(
+            (ctypes.c_ubyte * total).from_address(self._base), np.uint8
+        )
         self._all[:] = POISON
         self.bytes = self._all[self._before : self._before + size]
 
@@ -245,7 +260,9 @@ def test_choice(emulation, family, shape, axes, itemsize):
     ],
 )
 def test_packed_makes_long_runs_of_vectors(emulation, shape, axes, itemsize, run, box):
-    family, _, x_vector, y_vector, x_run, y_run, size = emulation.family(shape, axes, itemsize).split()
+    family, _, x_vector, y_vector, x_run, y_run, size = emulation.family(
+        shape, axes, itemsize
+    ).split()
     assert family == "packed"
     assert (x_vector, y_vector) == ("16", "16")
     assert int(x_run) >= run and int(y_run) >= run or "3" in str(shape)
@@ -284,7 +301,10 @@ FAMILY_CASES = [
     ((5, 3, 2, 4, 3, 7, 2, 3), (7, 6, 5, 4, 3, 2, 1, 0)),
     ((2,) * 12, tuple(range(11, -1, -1))),
     ((2, 1) * 6 + (2,) * 6, tuple(range(17, -1, -1))),
-    ((1, 2) * 8 + (3, 2), (17, 1, 16, 3, 5, 13, 0, 2, 7, 4, 9, 6, 15, 8, 11, 10, 12, 14)),
+    (
+        (1, 2) * 8 + (3, 2),
+        (17, 1, 16, 3, 5, 13, 0, 2, 7, 4, 9, 6, 15, 8, 11, 10, 12, 14),
+    ),
 ]
 
 
@@ -324,7 +344,9 @@ def test_permute_all_axes(emulation, axes, itemsize):
     check(emulation, (2, 33, 4, 34), axes, itemsize, REVERSED)
 
 
-@pytest.mark.parametrize("extents", list(itertools.product((0, 1, 2, 31, 32, 33, 67), repeat=2)))
+@pytest.mark.parametrize(
+    "extents", list(itertools.product((0, 1, 2, 31, 32, 33, 67), repeat=2))
+)
 def test_permute_edges(emulation, extents):
     for itemsize in ITEMSIZES:
         check(emulation, extents, (1, 0), itemsize)
@@ -367,8 +389,12 @@ def _permutes(draw):
     return tuple(shape), tuple(axes), itemsize, draw(st.integers(0, 9)), offsets
 
 
-@settings(max_examples=100 if SANITIZED else 300, deadline=None, derandomize=True,
-          suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=100 if SANITIZED else 300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(_permutes())
 def test_permute_generated(emulation, case):
     check(emulation, *case)
@@ -398,7 +424,10 @@ def test_permute_generated(emulation, case):
 )
 def test_permute_virtual(emulation, shape, axes, itemsize):
     assert emulation.permute_virtual(shape, axes, itemsize) == ""
-    assert emulation.permute_virtual(shape, axes, itemsize, alignment=min(itemsize, 8)) == ""
+    assert (
+        emulation.permute_virtual(shape, axes, itemsize, alignment=min(itemsize, 8))
+        == ""
+    )
 
 
 def test_permute_too_large_is_an_error(emulation):
@@ -434,7 +463,11 @@ def _sanitized(arguments):
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
     return subprocess.run(
-        [sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -442,7 +475,17 @@ def _sanitized(arguments):
 def test_everything_again_with_sanitizers():
     _build(sanitized=True)
     done = _sanitized(
-        ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", str(__file__)]
+        [
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            str(__file__),
+        ]
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
