@@ -86,7 +86,11 @@ class Emulation:
 
     def permute_virtual(self, shape, axes, itemsize, alignment=16, samples=12) -> str:
         return self._call(
-            "permute_virtual", *self._dims(shape, axes), ctypes.c_int64(itemsize), alignment, samples
+            "permute_virtual",
+            *self._dims(shape, axes),
+            ctypes.c_int64(itemsize),
+            alignment,
+            samples,
         )
 
     def fast_division(self, bits, divisor, n) -> str:
@@ -109,14 +113,20 @@ class Buffer:
     """
 
     _libc = ctypes.CDLL(None)
-    _libc.aligned_alloc.restype = ctypes.c_void_p
     _libc.free.argtypes = [ctypes.c_void_p]
 
     def __init__(self, size, offset=0):
         self._before = 64 + offset
         self._after = 0 if SANITIZED else 64
         total = self._before + size + self._after
-        self._base = self._libc.aligned_alloc(ctypes.c_size_t(64), ctypes.c_size_t(total))
+        base = ctypes.c_void_p()
+        assert (
+            self._libc.posix_memalign(
+                ctypes.byref(base), ctypes.c_size_t(64), ctypes.c_size_t(total)
+            )
+            == 0
+        )
+        self._base = base.value
         self.address = self._base + self._before
         self._all = np.frombuffer((ctypes.c_ubyte * total).from_address(self._base), np.uint8)
         self._all[:] = POISON
@@ -245,7 +255,9 @@ def test_choice(emulation, family, shape, axes, itemsize):
     ],
 )
 def test_packed_makes_long_runs_of_vectors(emulation, shape, axes, itemsize, run, box):
-    family, _, x_vector, y_vector, x_run, y_run, size = emulation.family(shape, axes, itemsize).split()
+    family, _, x_vector, y_vector, x_run, y_run, size = emulation.family(
+        shape, axes, itemsize
+    ).split()
     assert family == "packed"
     assert (x_vector, y_vector) == ("16", "16")
     assert int(x_run) >= run and int(y_run) >= run or "3" in str(shape)
@@ -367,8 +379,12 @@ def _permutes(draw):
     return tuple(shape), tuple(axes), itemsize, draw(st.integers(0, 9)), offsets
 
 
-@settings(max_examples=100 if SANITIZED else 300, deadline=None, derandomize=True,
-          suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=100 if SANITIZED else 300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(_permutes())
 def test_permute_generated(emulation, case):
     check(emulation, *case)
@@ -442,7 +458,18 @@ def _sanitized(arguments):
 def test_everything_again_with_sanitizers():
     _build(sanitized=True)
     done = _sanitized(
-        ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", str(__file__)]
+        [
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-s",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            str(__file__),
+        ]
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
