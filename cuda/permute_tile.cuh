@@ -142,16 +142,25 @@ __device__ inline void StoreTile(char* y, int64_t y_row, int64_t i_left,
                                  int64_t j_left, const char* shared) {
   constexpr int kSide = T::kSide;
   constexpr int kVectors = T::kPatches * kSide;
-  [[maybe_unused]] constexpr int kUnroll = kVectors < 8 ? kVectors : 8;
-#pragma unroll kUnroll
-  for (int k = 0; k < kVectors; ++k) {
-    const int vector = threadIdx.x + k * T::kThreads;
-    const int j = vector / T::kColumns;
-    const int i = vector % T::kColumns;
-    if (kWhole || (i * kSide < i_left && j < j_left)) {
-      const int slot = T::Slot(j, j / kSide, i);
-      StoreGlobal<kVector>(y + j * y_row + i * kVector,
-                           LoadShared<kVector>(shared + slot * kVector));
+  constexpr int kHeld = kVectors < 8 ? kVectors : 8;
+#pragma unroll 1
+  for (int held = 0; held < kVectors; held += kHeld) {
+    Packet<kVector> out[kHeld];
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const int vector = threadIdx.x + (held + h) * T::kThreads;
+      const int j = vector / T::kColumns;
+      const int slot = T::Slot(j, j / kSide, vector % T::kColumns);
+      out[h] = LoadShared<kVector>(shared + slot * kVector);
+    }
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const int vector = threadIdx.x + (held + h) * T::kThreads;
+      const int j = vector / T::kColumns;
+      const int i = vector % T::kColumns;
+      if (kWhole || (i * kSide < i_left && j < j_left)) {
+        StoreGlobal<kVector>(y + j * y_row + i * kVector, out[h]);
+      }
     }
   }
 }

@@ -48,7 +48,7 @@ def _build(sanitized: bool) -> pathlib.Path:
             ],
             [cmake, "--build", build, "--parallel", "2"],
         ):
-            done = subprocess.run(command, capture_output=True, text=True)
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
     return build / "libcuda_emulation.so"
 
@@ -440,7 +440,7 @@ def test_fast_division(emulation):
 
 def _sanitized(arguments):
     library = subprocess.run(
-        ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True
+        ["g++", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
     ).stdout.strip()
     environment = os.environ | {
         "JAX_LAYOUT_EMULATION_SANITIZED": "1",
@@ -450,7 +450,12 @@ def _sanitized(arguments):
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
     return subprocess.run(
-        [sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True
+        [sys.executable, *arguments],
+        check=False,
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -480,8 +485,12 @@ def test_sanitizer_shows_a_stray_write():
     done = _sanitized(
         [
             "-c",
-            "import ctypes; libc = ctypes.CDLL(None); libc.malloc.restype = ctypes.c_void_p;"
-            f"ctypes.CDLL({str(library)!r}).planted(b'write', ctypes.c_void_p(libc.malloc(64)), 0)",
+            f"""
+import ctypes
+malloc = ctypes.CDLL(None).malloc
+malloc.restype = ctypes.c_void_p
+ctypes.CDLL({str(library)!r}).planted(b"write", ctypes.c_void_p(malloc(64)), 0)
+""",
         ]
     )
     assert done.returncode != 0
