@@ -40,7 +40,9 @@ step() {
   fi
 }
 
-sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")/compute-sanitizer")
+# Beside nvcc where it is not on PATH itself.
+nvcc=$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")
+sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
 
 step 180 build "$python" -m pip install --no-build-isolation --no-deps --no-index -e . \
   -C cmake.define.JAX_LAYOUT_CUDA=ON -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$arch-real"
