@@ -17,8 +17,10 @@ inline int64_t CopyBlocks(const CopyParams& p) {
   return (p.size / p.unit + kCopySpan - 1) / kCopySpan + (p.size < p.unit);
 }
 
-// Launch: 1-D; a block copies kCopySpan units, all loads of a thread before
-// its first store. Block 0 also copies what is less than a unit.
+// Launch: 1-D; a block copies kCopySpan units, eight per thread, whose loads go
+// out together as far as 32 registers hold them: a full multiprocessor has more
+// in flight than its share of memory bandwidth needs. Block 0 also copies what
+// is less than a unit.
 template <int kUnit>
 __global__ __launch_bounds__(kCopyThreads) void CopyKernel(
     const __grid_constant__ CopyParams p, const char* __restrict__ x,
