@@ -2,7 +2,9 @@
 //
 // Chooses a kernel family, plans it, launches it. See docs/permute.md for the
 // decision tree.
+#include <algorithm>
 #include <cstdint>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -67,7 +69,7 @@ struct Launcher {
 
   Status operator()(const CopyParams& p) const {
     const auto launch = [&](auto kernel) {
-      return Launch(kernel, CopyBlocks(p), p.threads, 0, p, x, y, stream);
+      return Launch(kernel, CopyBlocks(p), kCopyThreads, 0, p, x, y, stream);
     };
     switch (p.unit) {
       case 1:
@@ -173,7 +175,7 @@ struct Launcher {
 }  // namespace
 
 PermuteKernel ChoosePermuteKernel(const PermutePlan& plan, int alignment) {
-  if (plan.rank == 0) return {plan, PlanCopy(plan, alignment)};
+  if (plan.rank == 0) return {plan, CopyParams{alignment, plan.size}};
   const int unit = PowerOfTwo(plan.chunk, alignment);
   if (plan.chunk >= kRowBytes) return ChooseRows(plan, unit);
   if (plan.chunk == unit && FitsTile(plan)) {

@@ -9,36 +9,41 @@
 
 namespace jax_layout {
 
+inline constexpr int kCopyThreads = 128;
 inline constexpr int kCopyInFlight = 8;
-
-inline CopyParams PlanCopy(const PermutePlan& plan, int alignment) {
-  return {alignment, plan.size < kSmallBytes ? 64 : 256, plan.size};
-}
+inline constexpr int kCopySpan = kCopyThreads * kCopyInFlight;  // units
 
 inline int64_t CopyBlocks(const CopyParams& p) {
-  const int64_t block = int64_t{p.threads} * kCopyInFlight * p.unit;
-  return (p.size + block - 1) / block;
+  return (p.size / p.unit + kCopySpan - 1) / kCopySpan + (p.size < p.unit);
 }
 
-// Launch: 1-D; a block copies kCopyInFlight * blockDim.x units, all loads of a
-// thread before its first store. Block 0 also copies what is less than a unit.
+// Launch: 1-D; a block copies kCopySpan units, eight per thread, whose loads go
+// out together as far as 32 registers hold them: a full multiprocessor has more
+// in flight than its share of memory bandwidth needs. Block 0 also copies what
+// is less than a unit.
 template <int kUnit>
-__global__ __launch_bounds__(256) void CopyKernel(
+__global__ __launch_bounds__(kCopyThreads) void CopyKernel(
     const __grid_constant__ CopyParams p, const char* __restrict__ x,
     char* __restrict__ y) {
   const int64_t units = p.size / kUnit;
-  const int64_t first =
-      int64_t{blockIdx.x} * (kCopyInFlight * blockDim.x) + threadIdx.x;
-  Packet<kUnit> held[kCopyInFlight];
+  const int64_t first = int64_t{blockIdx.x} * kCopySpan + threadIdx.x;
+  if ((int64_t{blockIdx.x} + 1) * kCopySpan <= units) {
+    const char* from = x + first * kUnit;
+    char* to = y + first * kUnit;
+    Packet<kUnit> held[kCopyInFlight];
 #pragma unroll
-  for (int k = 0; k < kCopyInFlight; ++k) {
-    const int64_t unit = first + k * blockDim.x;
-    if (unit < units) held[k] = LoadGlobal<kUnit>(x + unit * kUnit);
-  }
+    for (int k = 0; k < kCopyInFlight; ++k) {
+      held[k] = LoadGlobal<kUnit>(from + k * kCopyThreads * kUnit);
+    }
 #pragma unroll
-  for (int k = 0; k < kCopyInFlight; ++k) {
-    const int64_t unit = first + k * blockDim.x;
-    if (unit < units) StoreGlobal<kUnit>(y + unit * kUnit, held[k]);
+    for (int k = 0; k < kCopyInFlight; ++k) {
+      StoreGlobal<kUnit>(to + k * kCopyThreads * kUnit, held[k]);
+    }
+  } else {
+#pragma unroll 1
+    for (int64_t unit = first; unit < units; unit += kCopyThreads) {
+      StoreGlobal<kUnit>(y + unit * kUnit, LoadGlobal<kUnit>(x + unit * kUnit));
+    }
   }
   if (blockIdx.x == 0) {
     const int64_t byte = units * kUnit + threadIdx.x;

@@ -113,32 +113,44 @@ __device__ inline void StoreRuns(const PackedParams& p, char* y,
   constexpr int kSide = kVector / kElement;
   constexpr int kEntryBytes = kSide * 2 < 16 ? kSide * 2 : 16;
   constexpr int kEntries = kEntryBytes / 2;  // per read of the table
+  constexpr int kHeld = 2;  // vectors gathered before the first is stored
   const uint32_t units = p.y_runs * p.y_run.divisor;
-#pragma unroll 2
-  for (uint32_t unit = threadIdx.x; unit < units; unit += kPackedThreads) {
-    const uint32_t run = p.y_run.Quotient(unit);
-    const uint32_t column = unit - run * p.y_run.divisor;
-    Packet<kVector> out = {};
+  for (uint32_t first = threadIdx.x; first < units;
+       first += kHeld * kPackedThreads) {
+    Packet<kVector> out[kHeld] = {};
+    char* to[kHeld];
 #pragma unroll
-    for (int e = 0; e < kSide; e += kEntries) {
-      const auto entries = LoadShared<kEntryBytes>(
-          reinterpret_cast<const char*>(table + unit * kSide + e));
+    for (int h = 0; h < kHeld; ++h) {
+      const uint32_t unit = first + h * kPackedThreads;
+      if (unit >= units) continue;
+      const uint32_t run = p.y_run.Quotient(unit);
+      const uint32_t column = unit - run * p.y_run.divisor;
+      to[h] = y + runs[run] + column * kVector;
 #pragma unroll
-      for (int k = 0; k < kEntries; ++k) {
-        const uint32_t entry = entries.word[k / 2] >> (k % 2 * 16) & 0xffff;
-        const auto element = LoadShared<kElement>(shared + entry * kElement);
-        const int at = (e + k) * kElement;  // byte of the vector
-        if constexpr (kElement < 4) {
-          out.word[at / 4] |= element.word[0] << (at % 4 * 8);
-        } else {
+      for (int e = 0; e < kSide; e += kEntries) {
+        const auto entries = LoadShared<kEntryBytes>(
+            reinterpret_cast<const char*>(table + unit * kSide + e));
 #pragma unroll
-          for (int w = 0; w < kElement / 4; ++w) {
-            out.word[at / 4 + w] = element.word[w];
+        for (int k = 0; k < kEntries; ++k) {
+          const uint32_t entry = entries.word[k / 2] >> (k % 2 * 16) & 0xffff;
+          const auto element = LoadShared<kElement>(shared + entry * kElement);
+          const int at = (e + k) * kElement;  // byte of the vector
+          if constexpr (kElement < 4) {
+            out[h].word[at / 4] |= element.word[0] << (at % 4 * 8);
+          } else {
+#pragma unroll
+            for (int w = 0; w < kElement / 4; ++w) {
+              out[h].word[at / 4 + w] = element.word[w];
+            }
           }
         }
       }
     }
-    StoreGlobal<kVector>(y + runs[run] + column * kVector, out);
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const uint32_t unit = first + h * kPackedThreads;
+      if (unit < units) StoreGlobal<kVector>(to[h], out[h]);
+    }
   }
 }
 

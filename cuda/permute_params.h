@@ -65,7 +65,6 @@ struct Walk {
 
 struct CopyParams {
   int unit;  // bytes per access
-  int threads;
   int64_t size;
 };
 

@@ -19,8 +19,11 @@ struct Tile {
   static constexpr int kSide = kVector / kElement;
   static constexpr int kColumns = kEdge / kSide;  // vectors along an edge
   static constexpr int kPatches = kColumns * kColumns / kThreads;  // per thread
-  // Patches held at a time: 16 loads in flight at most.
-  static constexpr int kHeld = kPatches < 16 / kSide ? kPatches : 16 / kSide;
+  // Patches held at a time: 8 loads in flight and their addresses still leave
+  // room for eight warps per scheduler; a patch of 16 is one anyway.
+  static constexpr int kHeld = kPatches < 8 / kSide ? kPatches
+                               : kSide < 8          ? 8 / kSide
+                                                    : 1;
   static constexpr int kSharedBytes = kEdge * kEdge * kElement;
   static_assert(kColumns * kColumns % kThreads == 0 && kPatches % kHeld == 0);
   // Rows of shared memory are whole multiples of its 32 banks, which the
@@ -139,16 +142,25 @@ __device__ inline void StoreTile(char* y, int64_t y_row, int64_t i_left,
                                  int64_t j_left, const char* shared) {
   constexpr int kSide = T::kSide;
   constexpr int kVectors = T::kPatches * kSide;
-  [[maybe_unused]] constexpr int kUnroll = kVectors < 16 ? kVectors : 16;
-#pragma unroll kUnroll
-  for (int k = 0; k < kVectors; ++k) {
-    const int vector = threadIdx.x + k * T::kThreads;
-    const int j = vector / T::kColumns;
-    const int i = vector % T::kColumns;
-    if (kWhole || (i * kSide < i_left && j < j_left)) {
-      const int slot = T::Slot(j, j / kSide, i);
-      StoreGlobal<kVector>(y + j * y_row + i * kVector,
-                           LoadShared<kVector>(shared + slot * kVector));
+  constexpr int kHeld = kVectors < 8 ? kVectors : 8;
+#pragma unroll 1
+  for (int held = 0; held < kVectors; held += kHeld) {
+    Packet<kVector> out[kHeld];
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const int vector = threadIdx.x + (held + h) * T::kThreads;
+      const int j = vector / T::kColumns;
+      const int slot = T::Slot(j, j / kSide, vector % T::kColumns);
+      out[h] = LoadShared<kVector>(shared + slot * kVector);
+    }
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const int vector = threadIdx.x + (held + h) * T::kThreads;
+      const int j = vector / T::kColumns;
+      const int i = vector % T::kColumns;
+      if (kWhole || (i * kSide < i_left && j < j_left)) {
+        StoreGlobal<kVector>(y + j * y_row + i * kVector, out[h]);
+      }
     }
   }
 }

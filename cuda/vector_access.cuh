@@ -70,9 +70,15 @@ __device__ inline Packet<kBytes> LoadGlobal(const char* from) {
   return Unpack<kBytes>(__ldg(reinterpret_cast<const Word<kBytes>*>(from)));
 }
 
+// A plain store: the intrinsic __stwb is volatile to the compiler and becomes a
+// strongly ordered one. The emulation's __stwb checks each access.
 template <int kBytes>
 __device__ inline void StoreGlobal(char* to, const Packet<kBytes>& p) {
+#ifdef __CUDACC__
+  *reinterpret_cast<Word<kBytes>*>(to) = Pack<kBytes>(p);
+#else
   __stwb(reinterpret_cast<Word<kBytes>*>(to), Pack<kBytes>(p));
+#endif
 }
 
 template <int kBytes>

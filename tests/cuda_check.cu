@@ -92,7 +92,7 @@ constexpr int64_t kSamples = 1 << 20;
 std::string Check(const Case& c, int64_t itemsize, int64_t x_offset,
                   int64_t y_offset) {
   PermutePlan plan;
-  Status status = MakePermutePlan(c.shape, c.axes, itemsize, &plan);
+  const Status status = MakePermutePlan(c.shape, c.axes, itemsize, &plan);
   if (!status.ok()) return status.message;
   const int64_t size = plan.size;
   const int64_t bytes = size + 2 * kGuard;
@@ -118,9 +118,9 @@ std::string Check(const Case& c, int64_t itemsize, int64_t x_offset,
   if (!error) error = cudaDeviceSynchronize();
   std::string wrong;
   if (!error) {
-    status = Permute(ChoosePermuteKernel(plan), device_x + x_offset,
-                     device_y + y_offset + kGuard, stream);
-    wrong = status.message;
+    wrong = Permute(ChoosePermuteKernel(plan), device_x + x_offset,
+                    device_y + y_offset + kGuard, stream)
+                .message;
     error = cudaStreamSynchronize(stream);
   }
   if (!error) {

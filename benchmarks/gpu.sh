@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Everything that needs a GPU, in one go of about ten minutes: build, tests,
+# sanitizers, benchmarks. For a machine with an NVIDIA GPU, jax with its CUDA
+# plugin, nvcc 13, and what pyproject.toml needs to build; no network.
+#
+#   benchmarks/gpu.sh
+#
+# PYTHON  the interpreter, python3 by default
+# ARCH    the GPU's compute capability without the dot, asked by default
+# OUT     a folder that gets a copy of the results
+#
+# Every step runs even when one before it failed; the exit status tells.
+set -u -o pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -cs '[:alnum:]\n' '_')
+arch=${ARCH:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)}
+device=${device:-unknown} arch=${arch:-90}
+check=build/cuda_check_$arch
+mkdir -p benchmarks/results build
+log=benchmarks/results/gpu_$device.log
+: > "$log"
+
+failed=0
+# step SECONDS NAME COMMAND...: runs it, at most that long, and says how it went.
+step() {
+  local limit=$1 name=$2 start=$SECONDS status
+  shift 2
+  echo "== $name: $*" | tee -a "$log"
+  timeout "$limit" "$@" 2>&1 | tee -a "$log" | tail -n 15
+  status=${PIPESTATUS[0]}
+  if [ "$status" -eq 0 ]; then
+    echo "== $name: passed in $((SECONDS - start)) s" | tee -a "$log"
+  else
+    echo "== $name: FAILED with status $status in $((SECONDS - start)) s" | tee -a "$log"
+    failed=1
+  fi
+}
+
+# Beside nvcc where it is not on PATH itself.
+nvcc=$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")
+sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
+
+step 180 build "$python" -m pip install --no-build-isolation --no-deps --no-index -e . \
+  -C cmake.define.JAX_LAYOUT_CUDA=ON -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$arch-real"
+step 60 "configure cuda_check" cmake -S . -B "$check" -DPython_EXECUTABLE="$(command -v "$python")" \
+  -DJAX_LAYOUT_CUDA=ON -DJAX_LAYOUT_CUDA_CHECK=ON -DCMAKE_CUDA_ARCHITECTURES="$arch-real"
+step 120 "build cuda_check" cmake --build "$check" --target cuda_check --parallel
+step 60 cuda_check "$check/cuda_check" --huge
+step 120 memcheck "$sanitizer" --tool memcheck --error-exitcode 1 "$check/cuda_check"
+step 120 racecheck "$sanitizer" --tool racecheck --error-exitcode 1 "$check/cuda_check"
+step 240 tests env XLA_PYTHON_CLIENT_PREALLOCATE=false "$python" -m pytest -q tests
+step 240 benchmark "$python" -m benchmarks.permute --device gpu \
+  --json "benchmarks/results/permute_$device.json"
+
+if [ -n "${OUT:-}" ]; then
+  mkdir -p "$OUT" && cp "$log" "$OUT/"
+  cp benchmarks/results/*"$device"*.json "$OUT/" 2>/dev/null || echo "no results to copy"
+fi
+exit "$failed"
