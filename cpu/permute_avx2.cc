@@ -24,6 +24,10 @@ struct Avx2 {
   static JAX_LAYOUT_INLINE void Stream(char* p, Reg v) {
     _mm256_stream_si256(reinterpret_cast<Reg*>(p), v);
   }
+  static JAX_LAYOUT_INLINE void CopyPart(char* y, const char* x,
+                                         int64_t bytes) {
+    CopyShort(y, x, bytes);
+  }
   template <int W>
   static JAX_LAYOUT_INLINE Reg Low(Reg a, Reg b) {
     if constexpr (W == 1) return _mm256_unpacklo_epi8(a, b);

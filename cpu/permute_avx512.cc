@@ -41,6 +41,10 @@ struct Avx512 {
   static JAX_LAYOUT_INLINE void StorePart(char* p, Reg v, int64_t bytes) {
     _mm512_mask_storeu_epi8(p, First(bytes), v);
   }
+  static JAX_LAYOUT_INLINE void CopyPart(char* y, const char* x,
+                                         int64_t bytes) {
+    StorePart(y, LoadPart(x, bytes), bytes);
+  }
   // Bytes of v into those of `to` whose index has the high bit set.
   static JAX_LAYOUT_INLINE Reg Shuffle(Reg to, const uint8_t* index, Reg v) {
     const Reg k = _mm512_load_si512(index);

@@ -15,13 +15,13 @@ namespace {
 constexpr int64_t kStreamBytes = 12 << 20;
 // Wanted bytes of a block along y (a column) and along x (a row). A stage pays
 // for longer columns: their ragged ends are a smaller part.
-constexpr int64_t kColumnBytes = 256;
-constexpr int64_t kRowBytes = 256;
+constexpr int64_t kColumnBytes = 1024;
+constexpr int64_t kRowBytes = 1024;
 constexpr int64_t kStagedColumnBytes = 1024;
-constexpr int64_t kStagedRowBytes = 256;
+constexpr int64_t kStagedRowBytes = 512;
 // Of a block of chunks that are copied one by one.
-constexpr int64_t kCopiedColumnBytes = 4096;
-constexpr int64_t kCopiedRowBytes = 4096;
+constexpr int64_t kCopiedColumnBytes = 16384;
+constexpr int64_t kCopiedRowBytes = 1024;
 // Large chunks are copied in pieces, so that threads can share one.
 constexpr int64_t kPieceBytes = 64 << 10;
 // Work worth handing to another thread.

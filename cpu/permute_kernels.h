@@ -12,6 +12,7 @@
 //   Low<W>, High<W>     interleave the low (high) halves of each lane, in
 //                       elements of W bytes
 //   TransposeLanes      L registers seen as an L x L matrix of lanes
+//   CopyPart            fewer than 64 bytes
 //   kMasks              whether LoadPart and StorePart are cheap; if not,
 //                       blocks smaller than a tile move element by element
 #include <cstdint>
@@ -50,37 +51,32 @@ JAX_LAYOUT_INLINE void CopyShort(char* y, const char* x, int64_t bytes) {
   if (bytes == 1) *y = *x;
 }
 
-template <class V>
-JAX_LAYOUT_INLINE void CopyLines(char* y, const char* x, int64_t lines,
-                                 bool stream) {
-  constexpr int kPerLine = 64 / V::kBytes;
-  if (stream) {
-    for (int64_t v = 0; v < lines * kPerLine; ++v) {
-      V::Stream(y + v * V::kBytes, V::Load(x + v * V::kBytes));
-    }
-  } else {
-    for (int64_t v = 0; v < lines * kPerLine; ++v) {
-      V::Store(y + v * V::kBytes, V::Load(x + v * V::kBytes));
+template <class V, bool kStream>
+JAX_LAYOUT_INLINE void CopyLines(char* y, const char* x, int64_t lines) {
+  for (int64_t at = 0; at < lines * 64; at += V::kBytes) {
+    if constexpr (kStream) {
+      V::Stream(y + at, V::Load(x + at));
+    } else {
+      V::Store(y + at, V::Load(x + at));
     }
   }
 }
 
 // Non-temporal stores write whole lines of y; its ragged ends go through the
 // cache, where the neighbouring run completes them.
-template <class V>
-JAX_LAYOUT_INLINE void Copy(char* y, const char* x, int64_t bytes,
-                            bool stream) {
-  if (stream) {
+template <class V, bool kStream>
+JAX_LAYOUT_INLINE void Copy(char* y, const char* x, int64_t bytes) {
+  if constexpr (kStream) {
     int64_t head = -reinterpret_cast<intptr_t>(y) & 63;
     if (head > bytes) head = bytes;
-    CopyShort(y, x, head);
+    V::CopyPart(y, x, head);
     y += head;
     x += head;
     bytes -= head;
   }
   const int64_t lines = bytes / 64;
-  CopyLines<V>(y, x, lines, stream);
-  CopyShort(y + lines * 64, x + lines * 64, bytes % 64);
+  CopyLines<V, kStream>(y, x, lines);
+  V::CopyPart(y + lines * 64, x + lines * 64, bytes % 64);
 }
 
 template <class V>
@@ -88,8 +84,8 @@ void DrainStage(const PermuteBlock& b) {
   const int64_t column = b.rows * b.bytes;
   for (int64_t j = 0; j < b.cols; j += b.run_cols) {
     const int64_t cols = j + b.run_cols <= b.cols ? b.run_cols : b.cols - j;
-    Copy<V>(b.y + b.y_offset[j], b.stage + b.stage_offset[j], cols * column,
-            /*stream=*/true);
+    Copy<V, true>(b.y + b.y_offset[j], b.stage + b.stage_offset[j],
+                  cols * column);
   }
 }
 
@@ -316,15 +312,37 @@ void MoveBlock(const PermuteBlock& b) {
   if (b.stage) DrainStage<V>(b);
 }
 
-template <class V>
-void CopyBlock(const PermuteBlock& b) {
+template <class V, bool kStream, int kLines>
+void CopyChunks(const PermuteBlock& b) {
   char* y = b.stage ? b.stage : b.y;
   const int64_t* y_offset = b.stage ? b.stage_offset : b.y_offset;
   for (int64_t i = 0; i < b.rows; ++i) {
-    for (int64_t j = 0; j < b.cols; ++j) {
-      Copy<V>(y + y_offset[j] + i * b.bytes, b.x + b.x_offset[i] + j * b.bytes,
-              b.bytes, b.stream);
+    const char* x = b.x + b.x_offset[i];
+    for (int64_t j = 0; j < b.cols; ++j, x += b.bytes) {
+      char* to = y + y_offset[j] + i * b.bytes;
+      if constexpr (kLines > 0) {
+        CopyLines<V, kStream>(to, x, kLines);
+      } else {
+        Copy<V, kStream>(to, x, b.bytes);
+      }
     }
+  }
+}
+
+template <class V>
+void CopyBlock(const PermuteBlock& b) {
+  if (!b.stream) {
+    CopyChunks<V, false, 0>(b);
+  } else if (reinterpret_cast<intptr_t>(b.y) % 64 != 0 || b.bytes > 256) {
+    CopyChunks<V, true, 0>(b);
+  } else if (b.bytes == 256) {
+    CopyChunks<V, true, 4>(b);
+  } else if (b.bytes == 128) {
+    CopyChunks<V, true, 2>(b);
+  } else if (b.bytes == 64) {
+    CopyChunks<V, true, 1>(b);
+  } else {
+    CopyChunks<V, true, 0>(b);
   }
   if (b.stage) DrainStage<V>(b);
 }

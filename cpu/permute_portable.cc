@@ -35,6 +35,10 @@ struct Portable {
 #define JAX_LAYOUT_SHUFFLE(V, a, b, ...) \
   (Reg) __builtin_shuffle((V)a, (V)b, V{__VA_ARGS__})
 #endif
+  static JAX_LAYOUT_INLINE void CopyPart(char* y, const char* x,
+                                         int64_t bytes) {
+    CopyShort(y, x, bytes);
+  }
   template <int W>
   static JAX_LAYOUT_INLINE Reg Low(Reg a, Reg b) {
     if constexpr (W == 1) {
