@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+#
 # make test, make demo, make bench, make lint: each in a virtual environment of its
 # own making. make cuda adds the CUDA kernels to it; that needs nvcc, but no GPU.
 PYTHON ?= python3

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Host buffers to walk through, so that no cache is measured."""
 
 import ctypes

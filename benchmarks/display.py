@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table in the terminal and the summary below it."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The timing core: interleaved rounds, medians and spread, page faults.
 
 Every contender runs once per round, in an order that rotates from round to round,

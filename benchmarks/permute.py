@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times permutes: `python -m benchmarks.permute --help`."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A picture of a report: the share of the copy that everyone reaches."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run found: cases, samples, their ratios, and the file that keeps them."""
 
 import dataclasses

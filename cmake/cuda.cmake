@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+#
 # The CUDA backend's toolkit, behind one switch:
 #
 #   pip install . -C cmake.define.JAX_LAYOUT_CUDA=ON

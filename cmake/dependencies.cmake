@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+#
 # nanobind and the XLA FFI headers, both from Python packages that
 # pyproject.toml requires for the build.
 execute_process(

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What jax_layout does, on two photographs and a tensor of an attention layer.
 
     python -m examples.demo [--png FILE]

@@ -162,7 +162,8 @@ def check(emulation, shape, axes, itemsize, order=FORWARD, offsets=(0, 0)):
         start = size % 61
         x.bytes[:] = _RANDOM[start : start + size]
         error = emulation.permute(x.address, y.address, shape, axes, itemsize, order)
-        what = f"{shape} {axes} of {itemsize} bytes, {emulation.family(shape, axes, itemsize)}"
+        family = emulation.family(shape, axes, itemsize)
+        what = f"{shape} {axes} of {itemsize} bytes, {family}"
         assert not error, f"{what}: {error}"
         # A view of bytes as items of itemsize: exact whatever the bits mean.
         items = x.bytes.view(f"V{itemsize}").reshape(shape)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """C++ that only the benchmarks need, compiled on first use."""
 
 import ctypes

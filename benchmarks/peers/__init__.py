@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who is timed, one module per library.
 
 Each module has `contenders(case, buffers, device)`, which returns [] where its

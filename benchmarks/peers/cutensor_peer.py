@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cuTENSOR 2's permutation, through its C interface, on torch's memory.
 
 Looks for libcutensor in the installed package `cutensor-cu13`, else in the folders

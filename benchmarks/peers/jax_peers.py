@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ours and jnp, under jit and (for dispatch times) eagerly."""
 
 from collections.abc import Callable

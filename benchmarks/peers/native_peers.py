@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our CPU kernel called directly, and the copies that set the ceiling."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """oneDNN's reorder, through its C interface.
 
 Looks for libdnnl in the installed package `onednn-cpu-gomp`, else in the folders

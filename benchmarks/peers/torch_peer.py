@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch, on the host or on the GPU."""
 
 from typing import Any
