@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The FFI target "jax_layout_gemm". See core/gemm_problem.h for what it
+// computes, and core/gemm_plan.h for the notation.
+//
+//   operands  a, b, then of these what the attributes name:
+//             addend, the size of y, aliased to it   beta != 0
+//             bias, [n]                              bias
+//             aux, the size of y                     derivative != "none"
+//   results   y, then
+//             aux, the size of y                     aux
+//             sums, [m]                              sums
+//             workspace, uint8                       workspace
+//   spec          string, the contraction, "mk,kn->mn"
+//   a_shape       int64[], the extents of a
+//   b_shape       int64[], the extents of b
+//   operand_type  string, the dtype of a and b, "bfloat16"
+//   result_type   string, the dtype of all else
+//   alpha, beta   float64[2], real and imaginary part
+//   activation, derivative  string, "none", "relu", "gelu"
+//   bias, aux, sums, workspace, tf32  bool
+#include <memory>
+
+#include "core/gemm_problem.h"
+#include "core/registry.h"
+#include "gemm.h"      // the backend's
+#include "platform.h"  // the backend's
+
+namespace jax_layout {
+namespace {
+
+struct GemmState {
+  static constexpr char kName[] = "jax_layout_gemm";
+  static ffi::TypeId id;
+  GemmProblem problem;
+  bool workspace = false;
+  int64_t a_count = 1, b_count = 1, y_count = 1;
+  GemmKernel kernel;
+};
+ffi::TypeId GemmState::id = XLA_FFI_UNKNOWN_TYPE_ID;
+
+struct NamedType {
+  std::string_view name;
+  DType type;
+  ffi::DataType ffi_type;
+};
+constexpr NamedType kTypes[] = {
+    {"float32", DType::kF32, ffi::F32},
+    {"float64", DType::kF64, ffi::F64},
+    {"bfloat16", DType::kBF16, ffi::BF16},
+    {"float16", DType::kF16, ffi::F16},
+    {"float8_e4m3fn", DType::kF8E4M3, ffi::F8E4M3FN},
+    {"float8_e5m2", DType::kF8E5M2, ffi::F8E5M2},
+    {"int8", DType::kS8, ffi::S8},
+    {"int32", DType::kS32, ffi::S32},
+    {"complex64", DType::kC64, ffi::C64},
+    {"complex128", DType::kC128, ffi::C128},
+};
+
+Status ParseType(std::string_view name, DType* type) {
+  for (const NamedType& named : kTypes) {
+    if (named.name == name) {
+      *type = named.type;
+      return Status::Ok();
+    }
+  }
+  return Status::Error("gemm: unknown dtype " + std::string(name) + ".");
+}
+
+Status ParseActivation(std::string_view name, Activation* activation) {
+  if (name == "none") {
+    *activation = Activation::kNone;
+  } else if (name == "relu") {
+    *activation = Activation::kRelu;
+  } else if (name == "gelu") {
+    *activation = Activation::kGelu;
+  } else {
+    return Status::Error("gemm: unknown activation " + std::string(name) + ".");
+  }
+  return Status::Ok();
+}
+
+int64_t Count(std::span<const int64_t> shape) {
+  int64_t count = 1;
+  for (int64_t extent : shape) count *= extent;
+  return count;
+}
+
+ffi::ErrorOr<std::unique_ptr<GemmState>> Instantiate(
+    std::string_view spec, ffi::Span<const int64_t> a_shape,
+    ffi::Span<const int64_t> b_shape, std::string_view operand_type,
+    std::string_view result_type, ffi::Span<const double> alpha,
+    ffi::Span<const double> beta, std::string_view activation,
+    std::string_view derivative, bool bias, bool aux, bool sums, bool workspace,
+    bool tf32) {
+  auto state = std::make_unique<GemmState>();
+  GemmProblem& problem = state->problem;
+  const std::span<const int64_t> a(a_shape.begin(), a_shape.size());
+  const std::span<const int64_t> b(b_shape.begin(), b_shape.size());
+  bool in_place = false;
+  Status status = MakeGemmPlan(spec, a, b, &problem.plan, &in_place);
+  if (status.ok() && !in_place) {
+    status = Status::Error("gemm: " + std::string(spec) +
+                           " does not run in place on these shapes.");
+  }
+  if (status.ok()) status = ParseType(operand_type, &problem.operands);
+  if (status.ok()) status = ParseType(result_type, &problem.result);
+  if (status.ok()) status = ParseActivation(activation, &problem.activation);
+  if (status.ok()) status = ParseActivation(derivative, &problem.derivative);
+  if (status.ok() && (alpha.size() != 2 || beta.size() != 2)) {
+    status = Status::Error("gemm: alpha and beta have two parts.");
+  }
+  if (status.ok() && aux && problem.derivative != Activation::kNone) {
+    status = Status::Error("gemm: aux is either written or read.");
+  }
+  bool shared_bias = !problem.plan.swapped;
+  for (const GemmLoop& loop : problem.plan.loops) {
+    shared_bias &= loop.b_stride == 0;
+  }
+  if (status.ok() && bias && !shared_bias) {
+    status = Status::Error("gemm: a bias needs the columns of y last, got " +
+                           std::string(spec) + ".");
+  }
+  if (status.ok() && sums &&
+      (problem.plan.swapped || !problem.plan.loops.empty())) {
+    status = Status::Error("gemm: sums need a single product, got " +
+                           std::string(spec) + ".");
+  }
+  if (!status.ok()) return ffi::Unexpected(ToError(status));
+  problem.alpha = {alpha[0], alpha[1]};
+  problem.beta = {beta[0], beta[1]};
+  problem.tf32 = tf32;
+  problem.bias = bias;
+  problem.aux = aux;
+  problem.sums = sums;
+  state->workspace = workspace;
+  state->a_count = Count(a);
+  state->b_count = Count(b);
+  state->y_count = problem.plan.m * problem.plan.n * problem.plan.Steps();
+  status = ChooseGemmKernel(problem, &state->kernel);
+  if (!status.ok()) return ffi::Unexpected(ToError(status));
+  return state;
+}
+
+// Takes buffers off a handler's arguments one after the other, each checked.
+template <typename Buffers>
+class Taker {
+ public:
+  Taker(const char* what, Buffers buffers) : what_(what), buffers_(buffers) {}
+
+  void* Take(const char* name, int64_t count, DType type) {
+    ffi::AnyBuffer buffer = Next();
+    if (!status_.ok()) return nullptr;
+    const ffi::DataType wanted = kTypes[static_cast<int>(type)].ffi_type;
+    if (static_cast<int64_t>(buffer.element_count()) != count ||
+        buffer.element_type() != wanted) {
+      status_ = Status::Error(
+          std::string("gemm: ") + what_ + " " + name + " must have " +
+          std::to_string(count) + " elements of " +
+          std::string(kTypes[static_cast<int>(type)].name) + ", got " +
+          std::to_string(buffer.element_count()) + " of type " +
+          std::to_string(static_cast<int>(buffer.element_type())) + ".");
+      return nullptr;
+    }
+    return buffer.untyped_data();
+  }
+
+  void* TakeBytes(int64_t* bytes) {
+    ffi::AnyBuffer buffer = Next();
+    if (!status_.ok()) return nullptr;
+    *bytes = static_cast<int64_t>(buffer.size_bytes());
+    return buffer.untyped_data();
+  }
+
+  // Whether all was there, and nothing else.
+  Status Finish() {
+    if (status_.ok() && next_ != buffers_.size()) {
+      return Status::Error(std::string("gemm: got ") +
+                           std::to_string(buffers_.size()) + " " + what_ +
+                           "s, expected " + std::to_string(next_) + ".");
+    }
+    return status_;
+  }
+
+ private:
+  ffi::AnyBuffer Next() {
+    auto buffer = buffers_.template get<ffi::AnyBuffer>(next_);
+    ++next_;
+    if (!buffer.has_value()) {
+      if (status_.ok()) {
+        status_ = Status::Error(std::string("gemm: ") + what_ + " " +
+                                std::to_string(next_ - 1) + " is missing.");
+      }
+      return ffi::AnyBuffer(nullptr);
+    }
+    return Value(*buffer);
+  }
+  static ffi::AnyBuffer Value(ffi::AnyBuffer buffer) { return buffer; }
+  static ffi::AnyBuffer Value(ffi::Result<ffi::AnyBuffer> buffer) {
+    return *buffer;
+  }
+
+  const char* what_;
+  Buffers buffers_;
+  size_t next_ = 0;
+  Status status_;
+};
+
+ffi::Error Execute(GemmState* state, ExecutorContext::Type context,
+                   ffi::RemainingArgs args, ffi::RemainingRets rets,
+                   ffi::Dictionary) {
+  const GemmProblem& problem = state->problem;
+  Taker operands("operand", args);
+  Taker results("result", rets);
+  GemmBuffers buffers;
+  buffers.a = operands.Take("a", state->a_count, problem.operands);
+  buffers.b = operands.Take("b", state->b_count, problem.operands);
+  if (problem.plan.swapped) std::swap(buffers.a, buffers.b);
+  buffers.y = results.Take("y", state->y_count, problem.result);
+  if (problem.beta != 0.) {
+    const void* addend =
+        operands.Take("addend", state->y_count, problem.result);
+    if (addend != buffers.y) {
+      return ffi::Error::InvalidArgument("gemm: the addend must alias y.");
+    }
+  }
+  if (problem.bias) {
+    buffers.bias = operands.Take("bias", problem.plan.n, problem.result);
+  }
+  if (problem.derivative != Activation::kNone) {
+    buffers.aux = operands.Take("aux", state->y_count, problem.result);
+  }
+  if (problem.aux) {
+    buffers.aux = results.Take("aux", state->y_count, problem.result);
+  }
+  if (problem.sums) {
+    buffers.sums = results.Take("sums", problem.plan.m, problem.result);
+  }
+  if (state->workspace) {
+    buffers.workspace = results.TakeBytes(&buffers.workspace_bytes);
+  }
+  Status status = operands.Finish();
+  if (status.ok()) status = results.Finish();
+  if (!status.ok()) return ToError(status);
+  if (state->y_count == 0) return ffi::Error::Success();
+  return ToError(Gemm(state->kernel, buffers, ToExecutor(context)));
+}
+
+XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
+                       ffi::Ffi::BindInstantiate()
+                           .Attr<std::string_view>("spec")
+                           .Attr<ffi::Span<const int64_t>>("a_shape")
+                           .Attr<ffi::Span<const int64_t>>("b_shape")
+                           .Attr<std::string_view>("operand_type")
+                           .Attr<std::string_view>("result_type")
+                           .Attr<ffi::Span<const double>>("alpha")
+                           .Attr<ffi::Span<const double>>("beta")
+                           .Attr<std::string_view>("activation")
+                           .Attr<std::string_view>("derivative")
+                           .Attr<bool>("bias")
+                           .Attr<bool>("aux")
+                           .Attr<bool>("sums")
+                           .Attr<bool>("workspace")
+                           .Attr<bool>("tf32"));
+
+XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::State<GemmState>>()
+                           .Ctx<ExecutorContext::Tag>()
+                           .RemainingArgs()
+                           .RemainingRets()
+                           .Attrs(),  // read in Instantiate
+                       {ffi::Traits::kCmdBufferCompatible});
+
+JAX_LAYOUT_REGISTER(gemm, kInstantiate, kExecute, GemmState);
+
+}  // namespace
+}  // namespace jax_layout

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a backend's GEMM is asked to do, and the memory it does it with.
+#ifndef JAX_LAYOUT_CORE_GEMM_PROBLEM_H_
+#define JAX_LAYOUT_CORE_GEMM_PROBLEM_H_
+
+#include <complex>
+#include <cstdint>
+
+#include "core/gemm_plan.h"
+
+namespace jax_layout {
+
+enum class DType {
+  kF32,
+  kF64,
+  kBF16,
+  kF16,
+  kF8E4M3,
+  kF8E5M2,
+  kS8,
+  kS32,
+  kC64,
+  kC128,
+};
+
+// Gelu is the tanh approximation, of jax.nn.gelu and of cuBLASLt.
+enum class Activation { kNone, kRelu, kGelu };
+
+// For every step of the plan's loops,
+//
+//   z = alpha * (a @ b) + beta * y + bias        bias[j] for column j
+//   y = activation(z)                            or z * derivative'(aux)
+//
+// Products of 16-bit and smaller types accumulate in f32, int8 in int32; alpha,
+// bias and activation apply before z is rounded to the dtype of y.
+struct GemmProblem {
+  GemmPlan plan;
+  DType operands = DType::kF32;  // of a and b
+  DType result = DType::kF32;    // of y and aux
+  std::complex<double> alpha = 1, beta = 0;
+  bool tf32 = false;  // f32 operands may be rounded to TF32
+  bool bias = false;  // [n], dtype of y; every loop has b_stride 0
+  Activation activation = Activation::kNone;
+  bool aux = false;  // z is written too, where y is written
+  // aux is read, not written.
+  Activation derivative = Activation::kNone;
+  // Also sums[i] = sum over k of a[i, k], [m], dtype of y; no loops.
+  bool sums = false;
+};
+
+// beta != 0: y holds the addend before and the result after.
+struct GemmBuffers {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  const void* bias = nullptr;
+  void* y = nullptr;
+  void* aux = nullptr;
+  void* sums = nullptr;
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
+};
+
+}  // namespace jax_layout
+
+#endif  // JAX_LAYOUT_CORE_GEMM_PROBLEM_H_
