@@ -9,7 +9,22 @@
 
 from importlib.metadata import version as _version
 
-from jax_layout.op import Op, define
+from jax_layout.einsum import dot_general, einsum, tensordot
+from jax_layout.gemm import GemmPlan, explain_gemm, save_gemms
+from jax_layout.linear import linear
+from jax_layout.matmul import (
+    addbmm,
+    addbmm_,
+    addmm,
+    addmm_,
+    baddbmm,
+    baddbmm_,
+    bmm,
+    gemm,
+    matmul,
+    mm,
+)
+from jax_layout.op import Kernel, Op, define
 from jax_layout.permute import (
     matrix_transpose,
     moveaxis,
@@ -21,11 +36,29 @@ from jax_layout.permute import (
 __version__ = _version("jax-layout")
 
 __all__ = [
+    "GemmPlan",
+    "Kernel",
     "Op",
+    "addbmm",
+    "addbmm_",
+    "addmm",
+    "addmm_",
+    "baddbmm",
+    "baddbmm_",
+    "bmm",
     "define",
+    "dot_general",
+    "einsum",
+    "explain_gemm",
+    "gemm",
+    "linear",
+    "matmul",
     "matrix_transpose",
+    "mm",
     "moveaxis",
     "permute",
+    "save_gemms",
     "swapaxes",
+    "tensordot",
     "transpose",
 ]

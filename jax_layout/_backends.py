@@ -9,7 +9,9 @@ import importlib.util
 import re
 import types
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -64,12 +66,32 @@ def _warn_too_new(built: tuple[int, int], running: tuple[int, int]) -> None:
 
 
 @functools.cache
+def module(platform: str) -> Any:
+    """The extension module of a platform, by jax's name of it; None if not built."""
+    name = f"jax_layout.{_BACKENDS[platform][0]}"
+    if importlib.util.find_spec(name) is None:
+        return None  # a CPU-only install has no _cuda
+    return importlib.import_module(name)
+
+
+@functools.cache
 def available(platform: str) -> bool:
     """Whether kernels of ours run on a platform, by jax's name of it."""
-    if platform not in _BACKENDS:
-        return False
-    name, xla_platform = _BACKENDS[platform]
-    if importlib.util.find_spec(f"jax_layout.{name}") is None:
-        return False  # not built: a CPU-only install has no _cuda
-    module = importlib.import_module(f"jax_layout.{name}")
-    return register(module, xla_platform)
+    native = module(platform)
+    return native is not None and register(native, _BACKENDS[platform][1])
+
+
+def runs_gemm(platform: str, problem: Mapping[str, Any]) -> bool:
+    """Whether the kernels of a platform serve a product better than plain lax.
+
+    Args:
+      platform: jax's name of it.
+      problem: the attributes of the FFI call.
+    """
+    return module(platform).runs_gemm(
+        problem["spec"],
+        problem["a_shape"].tolist(),
+        problem["b_shape"].tolist(),
+        problem["operand_type"],
+        problem["result_type"],
+    )

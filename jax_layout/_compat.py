@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from jax._src import core, dispatch, sharding_impls
+from jax._src.lax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -58,3 +59,8 @@ def partitioning(ctx: mlir.LoweringRuleContext) -> str:
         named = axis_context.abstract_mesh is not None
         return "mesh" if named and axis_context.device_assignment else "unknown"
     return "none"
+
+
+def canonical_precision(precision: Any) -> Any:
+    """What `jax.lax.dot_general` makes of a precision and of jax's default for it."""
+    return lax.canonicalize_precision(precision)

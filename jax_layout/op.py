@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import Array
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend import source_info_util
@@ -33,6 +34,25 @@ source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 
 
 @dataclasses.dataclass(frozen=True)
+class Kernel:
+    """The custom call that an operator becomes on one platform.
+
+    Attributes:
+      attributes: FFI attributes. Integers and floats arrive as int64 and
+        float64; sequences must be NumPy arrays.
+      target: FFI target; left out, `jax_layout_<name of the operator>`.
+      aliases: operand -> result that is written over it.
+      workspace: bytes of scratch memory, which the kernel sees as one more
+        result. In XLA's hands, it is safe in a captured CUDA graph.
+    """
+
+    attributes: Mapping[str, Any]
+    target: str | None = None
+    aliases: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    workspace: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Op:
     """What `define` needs to know of an operator.
 
@@ -40,12 +60,10 @@ class Op:
     hashable values.
 
     Attributes:
-      name: the primitive's name. The kernels' FFI target is `jax_layout_<name>`.
+      name: the primitive's name.
       lax: `lax(*operands, **params)`: the meaning of the operator, in `jax.lax`.
-      attributes: `attributes(platform, *avals, **params)`: the FFI attributes of
-        the kernel for a platform, or None where plain `lax` serves better.
-        Integers and floats arrive as int64 and float64; sequences must be NumPy
-        arrays.
+      kernel: `kernel(platform, *avals, **params)`: the custom call for a platform,
+        or None where plain `lax` serves better. Left out, it always does.
       jvp: `jvp(primals, tangents, **params)`, as in `jax.interpreters.ad`. Left
         out, the operator must be linear in each operand, and `transpose` given.
       transpose: `transpose(ct, *operands, **params)`: the cotangents, None for
@@ -54,16 +72,20 @@ class Op:
       sharding: `sharding(*avals, **params)`: names every axis, in the notation of
         Shardy's rules ("m k, k n -> m n"). An axis the result lacks is summed
         over. Without a rule, programs over several devices run the `lax` function.
+      in_parts: `in_parts(total, *operands, **params)`: the result on devices that
+        each hold a part of a summed axis; `total` sums over the devices. Left
+        out, the result of each is summed.
       multiple_results: whether the operator returns a sequence.
     """
 
     name: str
     lax: Callable[..., Any]
-    attributes: Callable[..., Mapping[str, Any] | None]
+    kernel: Callable[..., Kernel | None] | None = None
     jvp: Callable[..., Any] | None = None
     transpose: Callable[..., Sequence[Any]] | None = None
     batch: Callable[..., Any] | None = None
     sharding: Callable[..., str] | None = None
+    in_parts: Callable[..., Any] | None = None
     multiple_results: bool = False
 
 
@@ -87,7 +109,7 @@ def define(op: Op) -> Callable[..., Any]:
 
     fallback = mlir.lower_fun(op.lax, multiple_results=op.multiple_results)
     mlir.register_lowering(primitive, fallback)
-    for platform in _PLATFORMS:
+    for platform in _PLATFORMS if op.kernel is not None else ():
         if _backends.available(platform):
             rule = functools.partial(_lower, op, apply, fallback, platform)
             mlir.register_lowering(primitive, rule, platform=platform)
@@ -102,6 +124,26 @@ def define(op: Op) -> Callable[..., Any]:
     if op.batch is not None:
         batching.primitive_batchers[primitive] = op.batch
     return apply
+
+
+def jvp_of(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The `jvp` rule of an operator that equals `f`, made of other operators."""
+
+    def rule(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+        tangents = [ad.instantiate_zeros(t) for t in tangents]
+        return jax.jvp(functools.partial(f, **params), tuple(primals), tuple(tangents))
+
+    return rule
+
+
+def batch_of(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The `batch` rule of an operator that equals `f`, made of other operators."""
+
+    def rule(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+        out = jax.vmap(functools.partial(f, **params), tuple(dims))(*operands)
+        return out, [0] * len(out) if isinstance(out, list | tuple) else 0
+
+    return rule
 
 
 def _vary_alike(operands: Sequence[Any]) -> Sequence[Any]:
@@ -154,24 +196,37 @@ def _lower(
     *operands: Any,
     **params: Any,
 ) -> Any:
-    attributes = op.attributes(platform, *ctx.avals_in, **params)
+    assert op.kernel is not None
+    kernel = op.kernel(platform, *ctx.avals_in, **params)
     # XLA sums unreduced operands where it pleases; only lax knows to leave them.
-    if attributes is None or any(map(_compat.is_unreduced, ctx.avals_in)):
+    if kernel is None or any(map(_compat.is_unreduced, ctx.avals_in)):
         return fallback(ctx, *operands, **params)
     spread = _compat.partitioning(ctx)
     if spread == "none":
-        lowering = jax.ffi.ffi_lowering(f"jax_layout_{op.name}")
-        return lowering(ctx, *operands, **attributes)
+        return _custom_call(op, kernel, ctx, *operands)
     if spread == "unknown" or op.sharding is None:
         return fallback(ctx, *operands, **params)
     rule = op.sharding(*ctx.avals_in, **params)
-    per_device = functools.partial(apply, **params)
-    partitioned = _partitioned(per_device, rule, op.multiple_results)
+    partitioned = _partitioned(op, functools.partial(apply, **params), rule, params)
     return mlir.lower_fun(partitioned, op.multiple_results)(ctx, *operands)
 
 
+def _custom_call(
+    op: Op, kernel: Kernel, ctx: mlir.LoweringRuleContext, *operands: Any
+) -> Any:
+    results = len(ctx.avals_out)
+    if kernel.workspace:
+        scratch = jax.core.ShapedArray((kernel.workspace,), np.dtype(np.uint8))
+        ctx = ctx.replace(avals_out=[*ctx.avals_out, scratch])
+    lowering = jax.ffi.ffi_lowering(
+        kernel.target or f"jax_layout_{op.name}",
+        operand_output_aliases=dict(kernel.aliases),
+    )
+    return lowering(ctx, *operands, **kernel.attributes)[:results]
+
+
 def _partitioned(
-    per_device: Callable[..., Any], rule: str, multiple_results: bool
+    op: Op, per_device: Callable[..., Any], rule: str, params: Mapping[str, Any]
 ) -> Callable[..., Any]:
     """Wraps a function in `custom_partitioning`, by its sharding rule alone."""
     sides = [
@@ -182,7 +237,7 @@ def _partitioned(
     reduced = sorted({n for names in operand_axes for n in names} - kept)
 
     def partition(mesh: Any, args: Any, result: Any) -> Any:
-        results = list(result) if multiple_results else [result]
+        results = list(result) if op.multiple_results else [result]
         # Each axis follows the result's axis of its name.
         placed: dict[str, Any] = {}
         for names, value in zip(result_axes, results, strict=True):
@@ -198,15 +253,24 @@ def _partitioned(
         total = tuple(axis for name in reduced for axis in placed.get(name, ()))
 
         def body(*operands: Array) -> Any:
-            out = per_device(*operands)
-            return jax.lax.psum(out, total) if total else out
+            if not total:
+                return per_device(*operands)
+            sum_up = functools.partial(jax.lax.psum, axis_name=total)
+            if op.in_parts is not None:
+                return op.in_parts(sum_up, *operands, **params)
+            return sum_up(per_device(*operands))
 
         def shardings(side: list[list[str]]) -> tuple[NamedSharding, ...]:
             specs = [[placed.get(name) or None for name in names] for names in side]
             return tuple(NamedSharding(mesh, PartitionSpec(*spec)) for spec in specs)
 
         out = shardings(result_axes)
-        return mesh, body, out if multiple_results else out[0], shardings(operand_axes)
+        return (
+            mesh,
+            body,
+            list(out) if op.multiple_results else out[0],
+            shardings(operand_axes),
+        )
 
     function = custom_partitioning(lambda *operands: per_device(*operands))
     function.def_partition(

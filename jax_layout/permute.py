@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_layout.op import Op, define
+from jax_layout.op import Kernel, Op, define
 
 # Below this many bytes XLA's own loop is faster than a custom call on a CPU.
 _CPU_MIN_BYTES = 16 * 1024
@@ -210,9 +210,7 @@ def _lax(x: Array, *, axes: tuple[int, ...]) -> Array:
     return jax.lax.transpose(x, axes)
 
 
-def _attributes(
-    platform: str, x: Any, *, axes: tuple[int, ...]
-) -> Mapping[str, Any] | None:
+def _kernel(platform: str, x: Any, *, axes: tuple[int, ...]) -> Kernel | None:
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
         return None  # PRNG keys and their like
     if jax.dtypes.itemsize_bits(x.dtype) < 8:
@@ -222,11 +220,13 @@ def _attributes(
         return None  # nothing moves: XLA relabels the buffer
     if platform == "cpu" and x.size * x.dtype.itemsize < _CPU_MIN_BYTES:
         return None
-    return {
-        "shape": np.array(x.shape, np.int64),
-        "axes": np.array(axes, np.int64),
-        "itemsize": np.int64(x.dtype.itemsize),
-    }
+    return Kernel(
+        {
+            "shape": np.array(x.shape, np.int64),
+            "axes": np.array(axes, np.int64),
+            "itemsize": np.int64(x.dtype.itemsize),
+        }
+    )
 
 
 def _transpose(ct: Array, x: Any, *, axes: tuple[int, ...]) -> list[Array]:
@@ -256,7 +256,7 @@ permute_p = define(
     Op(
         name="permute",
         lax=_lax,
-        attributes=_attributes,
+        kernel=_kernel,
         transpose=_transpose,
         batch=_batch,
         sharding=_sharding,

@@ -45,7 +45,7 @@ toy = jl.define(
     jl.Op(
         name="toy_matmul",
         lax=_matmul,
-        attributes=lambda platform, a, b: {} if platform == "cpu" else None,
+        kernel=lambda platform, a, b: jl.Kernel({}) if platform == "cpu" else None,
         transpose=_transpose,
         sharding=lambda a, b: "m k, k n -> m n",
     )
@@ -152,14 +152,14 @@ def test_errors_of_lax_name_the_operator():
 
 
 def test_without_a_sharding_rule_lax_runs(auto_mesh):
-    record = jl.Op("toy_no_rule", lax=_matmul, attributes=lambda *_: {})
+    record = jl.Op("toy_no_rule", lax=_matmul, kernel=lambda *_: jl.Kernel({}))
     a, b = matrices(auto_mesh, P("a", None), P(None, "b"))
     product = jl.define(record)
     np.testing.assert_allclose(jax.jit(product)(a, b), np.asarray(a) @ b, rtol=1e-12)
 
 
 def test_without_a_derivative_grad_says_so():
-    product = jl.define(jl.Op("toy_no_grad", lax=_matmul, attributes=lambda *_: None))
+    product = jl.define(jl.Op("toy_no_grad", lax=_matmul))
     with pytest.raises(NotImplementedError, match="toy_no_grad"):
         jax.grad(loss(product))(*matrices())
 
@@ -175,7 +175,6 @@ def test_several_results(auto_mesh):
         jl.Op(
             "toy_sincos",
             lax=lambda x: [jnp.sin(x), jnp.cos(x)],
-            attributes=lambda *_: None,
             sharding=lambda x: "m n -> m n, m n",
             multiple_results=True,
         )

@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The linear layer: a product with bias and activation in its epilogue.
+
+Differentiated, it keeps what the activation's derivative needs. Its backward is
+two products: the gradient of x, and that of the weight with the bias's in the same
+call. Neither writes a transpose. The rules are those of primitives, so forward
+mode, second derivatives and `vmap` work as for `jax.numpy`:
+
+  linear_p          activation(a b + bias)
+  linear_tangent_p  da b + a db + dbias, the linear map that jvp needs; what is
+                    fused is its transpose
+  linear_grad_p     the weight's and the bias's cotangents
+"""
+
+from __future__ import annotations
+
+import functools
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.interpreters import ad
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_layout import _compat
+from jax_layout.gemm import (
+    accumulator,
+    contract,
+    gemm_kernel,
+    placement,
+    terms,
+    unused_letter,
+)
+from jax_layout.op import Kernel, Op, batch_of, define, jvp_of
+
+_ACTIVATIONS: dict[str | None, Callable[[Array], Array]] = {
+    None: lambda z: z,
+    "relu": jax.nn.relu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+def linear(
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    activation: str | None = None,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding: Any = None,
+) -> Array:
+    """activation(x @ weight.T + bias), as `torch.nn.functional.linear`.
+
+    A float32 weight with 16-bit x (mixed precision) is rounded to x's dtype for
+    the product, and its gradient is summed and returned in float32, not rounded.
+
+    Args:
+      x: shape `(..., in_features)`.
+      weight: shape `(out_features, in_features)`, dtype of `x` or wider.
+      bias: shape `(out_features,)`, dtype of the result or wider.
+      activation: None, "relu" or "gelu" (the tanh approximation, as
+        `jax.nn.gelu`).
+      precision: as in `jax.lax.dot_general`. Below HIGHEST, a GPU may round
+        float32 to TF32.
+      preferred_element_type: dtype of the result; `x`'s if left out.
+      out_sharding: as in `jax.lax.dot_general`.
+
+    Returns:
+      shape `(..., out_features)`. Sums, bias and activation are in float32 for
+      16-bit types; the result is rounded once.
+
+    Raises:
+      TypeError: if an argument is not an array, or dtypes do not fit.
+      ValueError: if shapes do not fit, or the activation is unknown.
+
+    Source: `cublasLtMatmul` with CUBLASLT_EPILOGUE_GELU_AUX_BIAS and BGRADB.
+
+    >>> w, b = jnp.ones((4, 3)), jnp.full(4, -2.0)
+    >>> linear(jnp.ones((2, 5, 3)), w, b, activation="relu")[0, 0]
+    Array([1., 1., 1., 1.], dtype=float32)
+    """
+    for argument, value in (("x", x), ("weight", weight), ("bias", bias)):
+        if not hasattr(value, "dtype") and not (argument == "bias" and value is None):
+            raise TypeError(
+                f"linear: {argument} must be an array, got {type(value).__name__}."
+            )
+    x, weight = jnp.asarray(x), jnp.asarray(weight)
+    check_activation("linear", activation)
+    if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            "linear: x (..., in) and weight (out, in) must agree in the last axis, "
+            f"got shapes {x.shape} and {weight.shape}."
+        )
+    if jnp.promote_types(x.dtype, weight.dtype) != weight.dtype:
+        raise TypeError(
+            "linear: weight must have x's dtype or a wider one, "
+            f"got x of {x.dtype} and weight of {weight.dtype}."
+        )
+    dtype = jax.dtypes.canonicalize_dtype(preferred_element_type or x.dtype)
+    if bias is not None:
+        bias = jnp.asarray(bias)
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(
+                f"linear: bias must have shape {weight.shape[:1]}, got {bias.shape}."
+            )
+        if jnp.promote_types(bias.dtype, dtype) != bias.dtype:
+            raise TypeError(
+                "linear: bias must have the result's dtype or a wider one, "
+                f"got {bias.dtype} for {dtype}."
+            )
+    lead = string.ascii_lowercase.replace("k", "").replace("n", "")[: x.ndim - 1]
+    return biased_product(
+        x,
+        weight,
+        bias,
+        f"{lead}k,nk->{lead}n",
+        activation=activation,
+        precision=_compat.canonical_precision(precision),
+        dtype=dtype,
+        out_sharding=out_sharding,
+    )
+
+
+def check_activation(name: str, activation: Any) -> None:
+    if activation not in _ACTIVATIONS:
+        raise ValueError(
+            f'{name}: activation must be None, "relu" or "gelu", got {activation!r}.'
+        )
+
+
+def activate(z: Array, activation: str | None) -> Array:
+    return _ACTIVATIONS[activation](z)
+
+
+def biased_product(
+    a: Array,
+    b: Array,
+    bias: Array | None,
+    spec: str,
+    *,
+    activation: str | None,
+    precision: Any,
+    dtype: np.dtype,
+    out_sharding: Any = None,
+) -> Array:
+    """activation(a b + bias), with the bias along the last letter of the result."""
+    return linear_p(
+        *((a, b) if bias is None else (a, b, bias)),
+        spec=spec,
+        activation=activation,
+        aux=False,
+        precision=precision,
+        dtype=np.dtype(dtype),
+        out_sharding=out_sharding,
+    )[0]
+
+
+# --- linear_p
+
+
+def _lax(
+    a: Array,
+    b: Array,
+    *bias: Array,
+    activation: str | None,
+    aux: bool,
+    dtype: np.dtype,
+    **params: Any,
+) -> list[Array]:
+    if b.dtype != a.dtype or any(v.dtype != dtype for v in bias):
+        bias = tuple(v.astype(dtype) for v in bias)
+        return linear_p(
+            a, b.astype(a.dtype), *bias, activation=activation, aux=aux, dtype=dtype,
+            **params,
+        )  # fmt: skip
+    product = contract(a, b, dtype=accumulator(dtype), **params)
+    return _epilogue(product, *bias, activation=activation, aux=aux, dtype=dtype)
+
+
+def _epilogue(
+    z: Array, *bias: Array, activation: str | None, aux: bool, dtype: np.dtype
+) -> list[Array]:
+    for v in bias:
+        z = z + v.astype(z.dtype)
+    y = activate(z, activation).astype(dtype)
+    return [y, z.astype(dtype)] if aux else [y]
+
+
+def _kernel(
+    platform: str, a: Any, b: Any, *bias: Any, out_sharding: Any, **params: Any
+) -> Kernel | None:
+    if any(v.dtype != params["dtype"] for v in bias):
+        return None
+    return gemm_kernel(platform, a, b, bias=bool(bias), **params)
+
+
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    activation: str | None,
+    aux: bool,
+    **params: Any,
+) -> tuple[Any, Any]:
+    a, b, *bias = primals
+    gelu = activation == "gelu"
+    y, *z = linear_p(*primals, activation=activation, aux=aux or gelu, **params)
+    dz = _tangent(primals, tangents, **params)
+    if activation is None:
+        dy = dz
+    elif gelu:
+        dy = dz * _gelu_derivative(z[0]).astype(dz.dtype)
+    else:
+        dy = jnp.where(y > 0, dz, jnp.zeros_like(dz))
+    return ([y, *z], [dy, dz]) if aux else ([y], [dy])
+
+
+def _gelu_derivative(z: Array) -> Array:
+    """The derivative of z/2 (1 + tanh(c (z + 0.044715 z^3))), c = sqrt(2/pi)."""
+    z = z.astype(accumulator(z.dtype))
+    c, d = np.sqrt(2 / np.pi), 0.044715
+    t = jnp.tanh(c * (z + d * z**3))
+    return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * c * (1 + 3 * d * z * z)
+
+
+def _batch(
+    operands: Sequence[Any], dims: Sequence[Any], *, spec: str, **params: Any
+) -> tuple[Any, Any]:
+    a, b, *bias = operands
+    mapped = [d is not None for d in dims]
+    if any(mapped[1:]) or params["out_sharding"] is not None:
+        return _batch_parts(operands, dims, spec=spec, **params)
+    x, w, y = terms(spec)
+    new = unused_letter(spec)
+    a = jnp.moveaxis(a, dims[0], 0)
+    out = linear_p(a, b, *bias, spec=f"{new}{x},{w}->{new}{y}", **params)
+    return out, [0] * len(out)
+
+
+def _parts(
+    a: Array,
+    b: Array,
+    *bias: Array,
+    activation: str | None,
+    aux: bool,
+    dtype: np.dtype,
+    **params: Any,
+) -> list[Array]:
+    product = contract(a, b.astype(a.dtype), dtype=accumulator(dtype), **params)
+    return _epilogue(product, *bias, activation=activation, aux=aux, dtype=dtype)
+
+
+_batch_parts = batch_of(_parts)
+
+
+def _sharding(*avals: Any, spec: str, aux: bool, **params: Any) -> str:
+    x, w, y = (" ".join(term) for term in terms(spec))
+    bias = [y[-1]] * (len(avals) - 2)
+    return ", ".join([x, w, *bias]) + " -> " + ", ".join([y] * (1 + aux))
+
+
+def _in_parts(
+    total: Any,
+    a: Array,
+    b: Array,
+    *bias: Array,
+    activation: str | None,
+    aux: bool,
+    dtype: np.dtype,
+    **params: Any,
+) -> list[Array]:
+    """Bias and activation come after the sum, once."""
+    product = contract(a, b.astype(a.dtype), dtype=accumulator(dtype), **params)
+    return _epilogue(total(product), *bias, activation=activation, aux=aux, dtype=dtype)
+
+
+linear_p = define(
+    Op(
+        name="linear",
+        lax=_lax,
+        kernel=_kernel,
+        jvp=_jvp,
+        batch=_batch,
+        sharding=_sharding,
+        in_parts=_in_parts,
+        multiple_results=True,
+    )
+)
+
+
+# --- linear_tangent_p: operands a and b, then of da, db, dbias those that `given`
+# names.
+
+
+def _tangent(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Array:
+    given = tuple(not isinstance(t, ad.Zero) for t in tangents)
+    nonzero = [t for t, g in zip(tangents, given, strict=True) if g]
+    return linear_tangent_p(*primals[:2], *nonzero, given=given, **params)
+
+
+def _tangent_lax(
+    a: Array,
+    b: Array,
+    *tangents: Array,
+    spec: str,
+    given: tuple[bool, ...],
+    precision: Any,
+    dtype: np.dtype,
+    out_sharding: Any,
+) -> Array:
+    rest = iter(tangents)
+    out = None
+    for left, right, is_given in ((None, b, given[0]), (a, None, given[1])):
+        if is_given:
+            operands = [
+                (next(rest) if x is None else x).astype(a.dtype) for x in (left, right)
+            ]
+            out = contract(
+                *operands,
+                spec,
+                c=out,
+                precision=precision,
+                dtype=dtype,
+                out_sharding=out_sharding,
+            )
+    if len(given) == 3 and given[2]:
+        dbias = next(rest).astype(dtype)
+        if out is None:
+            like = contract(a, b.astype(a.dtype), spec, precision=precision,
+                            dtype=dtype, out_sharding=out_sharding)  # fmt: skip
+            out = jnp.zeros_like(like)
+        out = out + dbias
+    return out
+
+
+def _tangent_transpose(
+    ct: Any,
+    a: Any,
+    b: Any,
+    *tangents: Any,
+    spec: str,
+    given: tuple[bool, ...],
+    precision: Any,
+    dtype: np.dtype,
+    out_sharding: Any,
+) -> list[Any]:
+    x, w, y = terms(spec)
+    rest = iter(tangents)
+    # The avals of da, db and dbias, None for those that need no cotangent.
+    da, db, dbias = (
+        t.aval if t is not None and ad.is_undefined_primal(t) else None
+        for t in [next(rest) if g else None for g in given] + [None] * (3 - len(given))
+    )
+    wide = jnp.promote_types(ct.dtype, a.dtype)  # no rounding before the sums
+    a, b, wide_ct = a.astype(wide), b.astype(wide), ct.astype(wide)
+
+    def options(aval: Any) -> dict[str, Any]:
+        return {
+            "precision": precision,
+            "dtype": np.dtype(aval.dtype),
+            "out_sharding": placement(aval),
+        }
+
+    cts: list[Any] = [None, None, None]
+    if da is not None:
+        cts[0] = contract(wide_ct, b, f"{y},{w}->{x}", **options(da))
+    if db is not None and dbias is not None:
+        cts[1:] = linear_grad_p(wide_ct, a, spec=f"{y},{x}->{w}", **options(db))
+        cts[2] = cts[2].astype(dbias.dtype)
+    elif db is not None:
+        cts[1] = contract(wide_ct, a, f"{y},{x}->{w}", **options(db))
+    elif dbias is not None:
+        cts[2] = _sums(ct, dbias.dtype)
+    return [None, None, *(c for c, g in zip(cts, given, strict=False) if g)]
+
+
+def _sums(ct: Array, dtype: Any) -> Array:
+    wide = ct.astype(accumulator(ct.dtype))
+    return jnp.sum(wide, axis=tuple(range(ct.ndim - 1))).astype(dtype)
+
+
+linear_tangent_p = define(
+    Op(
+        name="linear_tangent",
+        lax=_tangent_lax,
+        jvp=jvp_of(_tangent_lax),
+        transpose=_tangent_transpose,
+        batch=batch_of(_tangent_lax),
+    )
+)
+
+
+# --- linear_grad_p: the cotangents of weight and bias, from ct and a
+
+
+def _grad_lax(ct: Array, a: Array, *, dtype: np.dtype, **params: Any) -> list[Array]:
+    return [contract(ct, a, dtype=dtype, **params), _sums(ct, dtype)]
+
+
+def _grad_kernel(
+    platform: str, ct: Any, a: Any, *, spec: str, out_sharding: Any, **params: Any
+) -> Kernel | None:
+    return gemm_kernel(platform, ct, a, spec=spec, sums=True, **params)
+
+
+def _grad_sharding(ct: Any, a: Any, *, spec: str, **params: Any) -> str:
+    x, w, y = (" ".join(term) for term in terms(spec))
+    return f"{x}, {w} -> {y}, {x[-1]}"
+
+
+linear_grad_p = define(
+    Op(
+        name="linear_grad",
+        lax=_grad_lax,
+        kernel=_grad_kernel,
+        jvp=jvp_of(_grad_lax),
+        batch=batch_of(_grad_lax),
+        sharding=_grad_sharding,
+        multiple_results=True,
+    )
+)
