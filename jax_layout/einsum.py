@@ -173,7 +173,8 @@ def einsum(
             arrays[i] = jnp.sum(arrays[i], axis=alone)
             terms[i] = "".join(i for i in terms[i] if i in other + y)
     return contract(
-        *arrays,
+        arrays[0],
+        arrays[1],
         f"{terms[0]},{terms[1]}->{y}",
         precision=_compat.canonical_precision(precision),
         dtype=result,
@@ -229,7 +230,7 @@ def tensordot(
         b_axes = list(range(axes))
     else:
         a_axes, b_axes = (
-            [int(i) % x.ndim for i in np.atleast_1d(side)]
+            [int(i) % x.ndim for i in np.atleast_1d(np.asarray(side))]
             for x, side in zip((a, b), axes, strict=True)
         )
     dtype, result = promoted("tensordot", preferred_element_type, a, b)

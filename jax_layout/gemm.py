@@ -353,7 +353,7 @@ def _jvp(
     for t, operands in ((da, (da, b)), (db, (a, db))):
         if not isinstance(t, ad.Zero):
             dy = [gemm_p(*operands, *dy, alpha=alpha, beta=len(dy), **params)]
-    return y, dy[0] if dy else ad.Zero.from_primal_value(y)
+    return y, dy[0]
 
 
 def _transpose(

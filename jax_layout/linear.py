@@ -81,8 +81,8 @@ def linear(
     Source: `cublasLtMatmul` with CUBLASLT_EPILOGUE_GELU_AUX_BIAS and BGRADB.
 
     >>> w, b = jnp.ones((4, 3)), jnp.full(4, -2.0)
-    >>> linear(jnp.ones((2, 5, 3)), w, b, activation="relu")[0, 0]
-    Array([1., 1., 1., 1.], dtype=float32)
+    >>> linear(jnp.ones((2, 5, 3)), w, b, activation="relu")[0, 0].tolist()
+    [1.0, 1.0, 1.0, 1.0]
     """
     for argument, value in (("x", x), ("weight", weight), ("bias", bias)):
         if not hasattr(value, "dtype") and not (argument == "bias" and value is None):
@@ -314,27 +314,24 @@ def _tangent_lax(
     out_sharding: Any,
 ) -> Array:
     rest = iter(tangents)
+    b = b.astype(a.dtype)
+    product = functools.partial(
+        contract,
+        spec=spec,
+        precision=precision,
+        dtype=dtype,
+        out_sharding=out_sharding,
+    )
     out = None
-    for left, right, is_given in ((None, b, given[0]), (a, None, given[1])):
-        if is_given:
-            operands = [
-                (next(rest) if x is None else x).astype(a.dtype) for x in (left, right)
-            ]
-            out = contract(
-                *operands,
-                spec,
-                c=out,
-                precision=precision,
-                dtype=dtype,
-                out_sharding=out_sharding,
-            )
-    if len(given) == 3 and given[2]:
-        dbias = next(rest).astype(dtype)
+    if given[0]:
+        out = product(next(rest), b)
+    if given[1]:
+        out = product(a, next(rest).astype(a.dtype), c=out)
+    if given[2:] == (True,):
         if out is None:
-            like = contract(a, b.astype(a.dtype), spec, precision=precision,
-                            dtype=dtype, out_sharding=out_sharding)  # fmt: skip
-            out = jnp.zeros_like(like)
-        out = out + dbias
+            out = jnp.zeros_like(product(a, b))
+        out = out + next(rest).astype(dtype)
+    assert out is not None  # some tangent is given
     return out
 
 

@@ -450,12 +450,12 @@ def _scalar(name: str, argument: str, value: Any, dtype: np.dtype) -> Any:
             )
     elif isinstance(value, numbers.Number | np.generic):
         value = value.item() if isinstance(value, np.generic) else value
-        kind = np.dtype(type(value))
+        kind = np.dtype(int if isinstance(value, bool) else type(value))
     else:
         raise TypeError(
             f"{name}: {argument} must be a number, got {type(value).__name__}."
         )
-    if integral and not jnp.issubdtype(kind, jnp.integer) and kind != bool:
+    if integral and not jnp.issubdtype(kind, jnp.integer):
         raise TypeError(
             f"{name}: for integer arrays {argument} must be an integer, got {value}."
         )

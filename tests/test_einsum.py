@@ -154,7 +154,8 @@ BAD = [
      ValueError, "einsum: .*'l'"),
     (lambda: jl.einsum("ij,jk", jnp.ones((2, 3))), ValueError, "einsum"),
     (lambda: jl.einsum("ij,jk", jnp.ones((2, 3)), jnp.ones((4, 5))), Exception, "Size"),
-    (lambda: jl.dot_general(jnp.ones((2, 3)), jnp.ones((4, 5)), (((1,), (0,)), ((), ()))),
+    (lambda: jl.dot_general(
+        jnp.ones((2, 3)), jnp.ones((4, 5)), (((1,), (0,)), ((), ()))),
      TypeError, "contracting dimensions to have the same shape"),
     (lambda: jl.tensordot(jnp.ones((2, 3)), jnp.ones((4, 5)), 1), TypeError, "shape"),
 ]  # fmt: skip

@@ -15,11 +15,8 @@ from jax.test_util import check_grads
 import jax_layout as jl
 from hlo import collectives, compiled, count
 
-ACTIVATIONS = {
-    None: lambda z: z,
-    "relu": jax.nn.relu,
-    "gelu": lambda z: jax.nn.gelu(z, approximate=True),
-}
+gelu = functools.partial(jax.nn.gelu, approximate=True)
+ACTIVATIONS = {None: lambda z: z, "relu": jax.nn.relu, "gelu": gelu}
 
 
 def operands(x=(8, 16), out=24, dtype=jnp.float64, bias=True):
@@ -272,7 +269,7 @@ def test_shard_map(auto_mesh, check_vma):
     data = shards(f, P("a"), P(), P(), out=P("a"))
     columns = shards(f, P(), P("b"), P("b"), out=P(None, "b"))
     rows = shards(
-        lambda x, w, b: jax.nn.gelu(jax.lax.psum(jl.linear(x, w), "b") + b, approximate=True),
+        lambda x, w, b: gelu(jax.lax.psum(jl.linear(x, w), "b") + b),
         P(None, "b"), P(None, "b"), P(), out=P(),
     )  # fmt: skip
     for g in (data, columns, rows) if check_vma else (data, columns):
@@ -288,7 +285,7 @@ BAD = [
         ((2, 3), (4, 5)),
         {},
         ValueError,
-        r"linear: x \(..., in\) and weight \(out, in\) must agree in the last axis, got shapes \(2, 3\) and \(4, 5\)",
+        r"must agree in the last axis, got shapes \(2, 3\) and \(4, 5\)",
     ),
     (
         ((2, 3), (4, 3), (3,)),
