@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An Equinox layer; import it where Equinox is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax import Array
+from jax.typing import DTypeLike
+
+import jax_layout as jl
+
+
+class Linear(eqx.Module):
+    """`equinox.nn.Linear` with any leading axes and a fused activation.
+
+    >>> layer = Linear(3, 4, activation="relu", key=jax.random.key(0))
+    >>> layer(jax.numpy.ones((2, 5, 3))).shape
+    (2, 5, 4)
+    """
+
+    weight: Array
+    bias: Array | None
+    activation: str | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        use_bias: bool = True,
+        dtype: DTypeLike = jax.numpy.float32,
+        *,
+        activation: str | None = None,
+        key: Any,
+    ) -> None:
+        """Draws weight and bias as `equinox.nn.Linear` does.
+
+        Args:
+          in_features: size of the last axis of the argument.
+          out_features: size of the last axis of the result.
+          use_bias: whether a bias is added.
+          dtype: of weight and bias.
+          activation: as in `jax_layout.linear`.
+          key: a `jax.random.key`.
+        """
+        layer = eqx.nn.Linear(in_features, out_features, use_bias, dtype, key=key)
+        self.weight, self.bias, self.activation = layer.weight, layer.bias, activation
+
+    def __call__(self, x: Array, *, key: Any = None) -> Array:
+        """The layer applied to `(..., in_features)`; key is not used."""
+        return jl.linear(x, self.weight, self.bias, activation=self.activation)
