@@ -150,3 +150,41 @@ def _defeats(report: Report) -> Iterator[str]:
 def _title(case: CaseResult) -> str:
     axes, dtype = case.config.get("axes", ""), case.config.get("dtype", "")
     return f"{case.group} {case.name} ({axes}) {_short(dtype)}"
+
+
+def show_products(report: Report, console: Console) -> None:
+    """Prints a table per group of products, then where ours is not faster."""
+    for group in dict.fromkeys(case.group for case in report.cases):
+        cases = [case for case in report.cases if case.group == group]
+        families = _families(cases, warm=False)
+        grid = Table(
+            title=f"\n{group}",
+            title_justify="left",
+            title_style="bold",
+            header_style="bold",
+            box=None,
+            padding=(0, 1, 0, 0),
+        )
+        grid.add_column("case", no_wrap=True)
+        peers = [family for family in families if family != "ours"]
+        for heading in ("dtype", *families, *(f"x {peer}" for peer in peers)):
+            grid.add_column(heading, justify="right", no_wrap=True)
+        for case in cases:
+            samples = [case.sample(family, False) for family in families]
+            speeds = [_flops(case, sample) if sample else "-" for sample in samples]
+            ratios = [_ratio(case.speedup(peer, False)) for peer in peers]
+            grid.add_row(case.name, _short(case.config["dtype"]), *speeds, *ratios)
+        console.print(grid)
+    console.print(
+        "GFLOP/s (us: microseconds, below 10 MFLOP); ratios are of ours", style="dim"
+    )
+    for case in report.cases:
+        for name, reason in case.skipped.items():
+            title = f"{case.group} {case.name} {_short(case.config['dtype'])}"
+            console.print(f"skipped: {title}: {name}: {reason}", highlight=False)
+
+
+def _flops(case: CaseResult, sample: Sample) -> str:
+    if case.flops < 1e7:
+        return f"{sample.median * 1e6:.3g}us"
+    return f"{case.flops / sample.median / 1e9:.4g}"

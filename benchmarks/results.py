@@ -23,6 +23,7 @@ class CaseResult:
         once.
       samples: one per contender.
       skipped: contenders that could not run or were wrong, and why.
+      flops: additions and multiplications, 0 where only bytes count.
     """
 
     group: str
@@ -31,6 +32,7 @@ class CaseResult:
     moved: int
     samples: tuple[Sample, ...]
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+    flops: int = 0
 
     def sample(self, family: str, warm: bool) -> Sample | None:
         wanted = label(family, warm)

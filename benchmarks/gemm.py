@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times products of matrices: `python -m benchmarks.gemm --help`."""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from benchmarks import machine
+from benchmarks.display import show_products
+from benchmarks.gemm_cases import GemmCase, all_cases
+from benchmarks.harness import Contender, Role, Timing, measure
+from benchmarks.results import CaseResult, Report
+
+try:
+    import torch
+except ImportError:
+    torch = None  # type: ignore[assignment]
+
+# Operands to take turns with: a weight that is used once per step is not in the
+# second-level cache.
+_SETS = 3
+
+# What jax offers for bf16 on a CPU beyond its default.
+_ONEDNN: dict[str, str | bool] = {"xla_cpu_experimental_onednn_custom_call": True}
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    name: str = "gemm",
+    groups: Sequence[str] = ("square", "skinny", "attention", "tiny"),
+) -> int:
+    """Runs the cases, shows and keeps what was measured; 1 if ours was wrong."""
+    options = _parse(arguments, name, groups)
+    jax.config.update("jax_enable_x64", True)  # for the float64 cases
+    device = jax.devices(options.device)[0]
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    found = all_cases()
+    cases = [
+        case
+        for group in groups
+        for case in found[group]
+        if options.set in (group, "all")
+        and (not options.case or any(part in _title(case) for part in options.case))
+    ]
+    on_gpu = options.device == "gpu"
+    timing = Timing(
+        rounds=options.rounds or (3 if options.quick else 15),
+        seconds=0.3 if options.quick else options.seconds,
+        sample_seconds=2e-2 if on_gpu else 1e-3,
+        blocking=not on_gpu,
+    )
+    done = []
+    columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(cases) * timing.rounds)
+        for number, case in enumerate(cases):
+            progress.update(task, description=_title(case))
+            done.append(
+                _measure_case(
+                    case, device, timing, options.peers, lambda: progress.advance(task)
+                )
+            )
+            progress.update(task, completed=(number + 1) * timing.rounds)
+    settings = dataclasses.asdict(timing)
+    report = Report(name, machine.describe(device), settings, tuple(done))
+    show_products(report, console)
+    if options.json:
+        report.save(options.json)
+    return int(any("ours" in label for case in done for label in case.skipped))
+
+
+def _title(case: GemmCase) -> str:
+    return f"{case.group}: {case.name} {case.dtype}"
+
+
+def _measure_case(
+    case: GemmCase,
+    device: jax.Device,
+    timing: Timing,
+    peers: Sequence[str] | None,
+    on_round: Callable[[], None],
+) -> CaseResult:
+    host = case.operands()
+    contenders = _jax_contenders(case, host, device)
+    if torch is not None and case.torch is not None:
+        contenders += _torch_contenders(case, host, device)
+    contenders = [
+        c for c in contenders if c.role == "ours" or peers is None or c.family in peers
+    ]
+    skipped = {}
+    expected = _exact(case, host)
+    for contender in list(contenders):
+        try:
+            result = contender.launch(0)
+            contender.wait(result)
+        except (RuntimeError, TypeError) as error:
+            problem: str | None = str(error).splitlines()[0]
+        else:
+            assert contender.read is not None
+            problem = _compare(contender.read(result), expected, case.dtype)
+        if problem:
+            skipped[contender.label] = problem
+            contenders.remove(contender)
+    samples = measure(contenders, timing, on_round)
+    operands = sum(x.nbytes for x in host)
+    moved = operands + expected.size * host[0].itemsize
+    return CaseResult(
+        case.group, case.name, case.config, moved, tuple(samples), skipped, case.flops
+    )
+
+
+def _jax_contenders(
+    case: GemmCase, host: list[np.ndarray], device: jax.Device
+) -> list[Contender]:
+    sets = [[jax.device_put(x, device) for x in host] for _ in range(_SETS)]
+    functions: dict[str, Any] = {
+        "ours": jax.jit(case.ours),
+        "jnp": jax.jit(case.jnp),
+    }
+    if device.platform == "cpu" and case.group != "tiny":
+        lowered = jax.jit(case.jnp).lower(*sets[0])
+        functions["jnp onednn"] = lowered.compile(compiler_options=_ONEDNN)
+
+    def contender(family: str, f: Any) -> Contender:
+        role: Role = "ours" if family == "ours" else "peer"
+        return Contender(
+            family,
+            role,
+            lambda i: f(*sets[i % _SETS]),
+            jax.block_until_ready,
+            _first,
+        )
+
+    return [contender(family, f) for family, f in functions.items()]
+
+
+def _torch_contenders(
+    case: GemmCase, host: list[np.ndarray], device: jax.Device
+) -> list[Contender]:
+    on_gpu = device.platform == "gpu"
+    if on_gpu and not torch.cuda.is_available():
+        return []
+    where = "cuda" if on_gpu else "cpu"
+
+    def tensor(x: np.ndarray) -> Any:
+        if x.dtype == jnp.bfloat16:
+            return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16).to(where)
+        return torch.from_numpy(x).to(where)
+
+    sets = [[tensor(x.copy()) for x in host] for _ in range(_SETS)]
+    assert case.torch is not None
+    f = case.torch(torch)
+
+    def launch(i: int) -> Any:
+        with torch.no_grad():
+            return f(*sets[i % _SETS])
+
+    def read(result: Any) -> np.ndarray:
+        tensor = result[0] if isinstance(result, tuple) else result
+        tensor = tensor.detach().cpu()
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+    wait = (lambda _: torch.cuda.synchronize()) if on_gpu else (lambda _: None)
+    return [Contender("torch", "peer", launch, wait, read)]
+
+
+def _first(result: Any) -> np.ndarray:
+    return np.asarray(result[0] if isinstance(result, list | tuple) else result)
+
+
+def _exact(case: GemmCase, host: list[np.ndarray]) -> np.ndarray:
+    """jnp's result in float32 or wider, at full precision."""
+    wide = [x.astype(np.float32) if x.dtype.itemsize < 4 else x for x in host]
+    with jax.default_matmul_precision("highest"):
+        return _first(jax.jit(case.jnp)(*wide))
+
+
+def _compare(found: np.ndarray, expected: np.ndarray, dtype: str) -> str | None:
+    """Why a result is wrong: an error beyond a few roundings of its largest value."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        tolerance = 0.0
+    else:  # 16-bit results are rounded once, long sums are in float32 and wider
+        eps = jnp.finfo(dtype)
+        tolerance = (8 if eps.bits < 32 else 256) * float(eps.eps)
+    wide = np.complex128 if np.iscomplexobj(expected) else np.float64
+    difference = np.abs(found.astype(wide) - expected.astype(wide)).max(initial=0)
+    scale = float(np.abs(expected).max(initial=0))
+    if found.shape != expected.shape or not difference <= tolerance * scale:
+        return f"wrong result: off by {difference:.3g} of {scale:.3g}"
+    return None
+
+
+def _parse(
+    arguments: Sequence[str] | None, name: str, groups: Sequence[str]
+) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"benchmarks.{name}", description=__doc__)
+    add = parser.add_argument
+    add("--set", choices=[*groups, "all"], default="all", help="which cases")
+    add("--case", nargs="+", metavar="SUBSTRING", help='of "set: case dtype"')
+    add("--peers", nargs="*", metavar="NAME", help='only these: jnp torch "jnp onednn"')
+    add("--device", choices=["cpu", "gpu"], default="cpu")
+    add("--rounds", type=int, metavar="N", help="samples per contender (15)")
+    add("--seconds", type=float, default=4.0, help="budget of a case (4)")
+    add("--quick", action="store_true", help="three rounds, small budget: a trial")
+    add("--json", type=Path, metavar="FILE", help="keep the numbers")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

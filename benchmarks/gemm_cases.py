@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The products that the gemm and linear benchmarks time."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_layout as jl
+
+Function = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class GemmCase:
+    """The same product, as three libraries write it.
+
+    Attributes:
+      group: the set of cases it belongs to.
+      name: the case.
+      shapes: of the operands.
+      dtype: of the operands.
+      flops: multiplications and additions of real numbers.
+      ours: the function of ours.
+      jnp: the same in jax.numpy.
+      torch: the same in torch, given the module `torch`; None to leave it out.
+    """
+
+    group: str
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    flops: int
+    ours: Function
+    jnp: Function
+    torch: Callable[[Any], Function] | None = None
+
+    @property
+    def config(self) -> dict[str, str]:
+        shapes = ", ".join("x".join(map(str, shape)) for shape in self.shapes)
+        return {"shapes": shapes, "dtype": self.dtype}
+
+    def operands(self) -> list[np.ndarray]:
+        """Random numbers that the dtype holds."""
+        random = np.random.default_rng(0)
+        if jnp.issubdtype(self.dtype, jnp.integer):
+            return [random.integers(-8, 8, s).astype(self.dtype) for s in self.shapes]
+        parts = [random.standard_normal((2, *s), np.float32) for s in self.shapes]
+        if jnp.issubdtype(self.dtype, jnp.complexfloating):
+            return [(re + 1j * im).astype(self.dtype) for re, im in parts]
+        return [re.astype(jnp.dtype(self.dtype)) for re, _ in parts]
+
+
+def _einsum(group: str, name: str, spec: str, dtype: str, **extents: int) -> GemmCase:
+    a, b, y = spec.replace("->", ",").split(",")
+    shapes = tuple(tuple(extents[i] for i in term) for term in (a, b))
+    real = 4 if jnp.issubdtype(dtype, jnp.complexfloating) else 1
+    wide = jnp.int32 if dtype == "int8" else None
+
+    def torch(module: Any) -> Function:
+        if dtype == "int8":
+            return lambda a, b: module._int_mm(a, b)
+        return lambda a, b: module.einsum(spec, a, b)
+
+    return GemmCase(
+        group,
+        name,
+        shapes,
+        dtype,
+        2 * real * math.prod(extents.values()),
+        lambda a, b: jl.einsum(spec, a, b, preferred_element_type=wide),
+        lambda a, b: jnp.einsum(spec, a, b, preferred_element_type=wide),
+        torch,
+    )
+
+
+_FORMS = {"NT": "mk,nk->mn", "TN": "km,kn->mn", "NN": "mk,kn->mn"}
+
+
+def _squares() -> list[GemmCase]:
+    cases = [
+        _einsum("square", f"{n} {form}", spec, "bfloat16", m=n, n=n, k=n)
+        for n in (256, 512, 1024, 2048, 4096)
+        for form, spec in _FORMS.items()
+    ]
+    cases += [
+        _einsum("square", f"{n} {form}", _FORMS[form], dtype, m=n, n=n, k=n)
+        for dtype, sizes, forms in (
+            ("float32", (256, 512, 1024, 2048, 4096), ("NT", "NN")),
+            ("float64", (512, 1024, 2048), ("NN", "NT")),
+            ("float16", (512, 1024), ("NN", "NT")),
+            ("complex64", (512, 1024), ("NN",)),
+            ("complex128", (512,), ("NN",)),
+            ("int8", (512, 1024), ("NN",)),
+        )
+        for n in sizes
+        for form in forms
+    ]
+    return cases
+
+
+def _skinny() -> list[GemmCase]:
+    return [
+        _einsum("skinny", f"{m} rows, {form}", _FORMS[form], dtype, m=m, n=4096, k=4096)
+        for dtype in ("bfloat16", "float32")
+        for m in (1, 8, 16, 32)
+        for form in ("NT", "NN")
+    ]
+
+
+def _attention() -> list[GemmCase]:
+    heads = {"b": 8, "s": 512, "t": 512, "h": 16, "d": 64}
+    cases = []
+    for dtype in ("bfloat16", "float32"):
+        cases += [
+            _einsum("attention", "q k^T", "bshd,bthd->bhst", dtype, **heads),
+            _einsum("attention", "p v", "bhst,bthd->bshd", dtype, **heads),
+            _pair(dtype, **heads),
+            _einsum(
+                "attention",
+                "to heads",
+                "bsm,mhd->bhsd",
+                dtype,
+                b=8,
+                s=512,
+                m=1024,
+                h=16,
+                d=64,
+            ),  # noqa: E501
+            _einsum(
+                "attention",
+                "from heads",
+                "bshd,hdm->bsm",
+                dtype,
+                b=8,
+                s=512,
+                m=1024,
+                h=16,
+                d=64,
+            ),  # noqa: E501
+            _einsum(
+                "attention", "batched", "bmk,bkn->bmn", dtype, b=64, m=128, n=128, k=64
+            ),  # noqa: E501
+        ]
+    return cases
+
+
+def _pair(dtype: str, *, b: int, s: int, t: int, h: int, d: int) -> GemmCase:
+    def pair(einsum: Function) -> Function:
+        return lambda q, k, v: einsum(
+            "bhst,bthd->bshd", einsum("bshd,bthd->bhst", q, k), v
+        )
+
+    return GemmCase(
+        "attention",
+        "both",
+        ((b, s, h, d), (b, t, h, d), (b, t, h, d)),
+        dtype,
+        4 * b * s * t * h * d,
+        pair(jl.einsum),
+        pair(jnp.einsum),
+        lambda torch: pair(torch.einsum),
+    )
+
+
+def _linear(
+    tokens: int, inner: int, outer: int, dtype: str, activation: str | None
+) -> list[GemmCase]:
+    """Forward; its two gradients; both together as a training step sees them."""
+    size = f"{tokens}x{inner}->{outer}"
+    x, w, b, ct = (tokens, inner), (outer, inner), (outer,), (tokens, outer)
+    flops = 2 * tokens * inner * outer
+    kind = f", {activation}" if activation else ""
+    ours = functools.partial(jl.linear, activation=activation)
+
+    def plain(x: Any, w: Any, b: Any) -> Any:
+        z = x @ w.T + b
+        return jax.nn.gelu(z) if activation == "gelu" else z
+
+    def torch_forward(torch: Any) -> Function:
+        functional = torch.nn.functional
+
+        def forward(x: Any, w: Any, b: Any) -> Any:
+            z = functional.linear(x, w, b)
+            return functional.gelu(z, approximate="tanh") if activation == "gelu" else z
+
+        return forward
+
+    def gradient(f: Function) -> Function:
+        def both(x: Any, w: Any, b: Any, ct: Any) -> Any:
+            _, vjp = jax.vjp(f, x, w, b)
+            return vjp(ct)
+
+        return both
+
+    def torch_gradient(torch: Any) -> Function:
+        forward = torch_forward(torch)
+
+        def both(x: Any, w: Any, b: Any, ct: Any) -> Any:
+            x, w, b = (v.detach().requires_grad_() for v in (x, w, b))
+            with torch.enable_grad():
+                return torch.autograd.grad(forward(x, w, b), (x, w, b), ct)
+
+        return both
+
+    return [
+        GemmCase(
+            "linear", f"{size}{kind}", (x, w, b), dtype, flops, ours, plain,
+            torch_forward,
+        ),
+        GemmCase(
+            "linear", f"{size}{kind}, and backward", (x, w, b, ct), dtype, 3 * flops,
+            gradient(ours), gradient(plain), torch_gradient,
+        ),
+    ]  # fmt: skip
+
+
+def _linears() -> list[GemmCase]:
+    cases = []
+    for dtype in ("bfloat16", "float32"):
+        for activation in (None, "gelu"):
+            cases += _linear(2048, 1024, 4096, dtype, activation)
+        cases += _linear(2048, 4096, 1024, dtype, None)
+        cases += _linear(16, 4096, 4096, dtype, "gelu")
+        tokens = {"m": 2048, "k": 1024, "n": 4096}
+        cases += [
+            _einsum("linear", "forward alone", "mk,nk->mn", dtype, **tokens),
+            _einsum("linear", "dX alone", "mn,nk->mk", dtype, **tokens),
+            _einsum("linear", "dW alone", "mn,mk->nk", dtype, **tokens),
+        ]
+    return cases
+
+
+def _tiny() -> list[GemmCase]:
+    return [
+        _einsum("tiny", f"{n} {form}", _FORMS[form], dtype, m=n, n=n, k=n)
+        for dtype in ("bfloat16", "float32", "float64")
+        for n in (4, 16, 64, 128)
+        for form in ("NT", "NN")
+    ]
+
+
+def all_cases() -> dict[str, list[GemmCase]]:
+    return {
+        "square": _squares(),
+        "skinny": _skinny(),
+        "attention": _attention(),
+        "tiny": _tiny(),
+        "linear": _linears(),
+    }
