@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import re
 import types
@@ -63,6 +64,20 @@ def _warn_too_new(built: tuple[int, int], running: tuple[int, int]) -> None:
     )
 
 
+def _library(package: str, name: str) -> str:
+    """The path of a shared library that a package installed, or "".
+
+    Packages put libraries outside of their own folder too, below `sys.prefix` or
+    the user's base; only their list of files tells.
+    """
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    paths = (Path(str(f.locate())).resolve() for f in files if f.name == name)
+    return next((str(path) for path in paths if path.exists()), "")
+
+
 @functools.cache
 def available(platform: str) -> bool:
     """Whether kernels of ours run on a platform, by jax's name of it."""
@@ -72,4 +87,10 @@ def available(platform: str) -> bool:
     if importlib.util.find_spec(f"jax_layout.{name}") is None:
         return False  # not built: a CPU-only install has no _cuda
     module = importlib.import_module(f"jax_layout.{name}")
+    if platform == "cpu":
+        # Only named here; loaded, 50 MB, by the first GEMM.
+        module.set_gemm_libraries(
+            _library("onednn-cpu-gomp", "libdnnl.so.3"),
+            _library("scipy-openblas32", "libscipy_openblas.so"),
+        )
     return register(module, xla_platform)
