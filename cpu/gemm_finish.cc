@@ -140,14 +140,14 @@ JAX_LAYOUT_INLINE double GeluSigmoid(double x) {
   return 0.5 * (1 + std::tanh(u));
 }
 
-// e^-2u = 2^n e^r with |r| <= ln(2) / 2. Bounded so that it is finite; beyond
-// the bounds the result is 0 or 1 within f32.
+// e^-2u = 2^n e^r with |r| <= ln(2) / 2. Beyond the bounds, for which 2^n is
+// finite, the result is 0 or 1 within f32.
 JAX_LAYOUT_INLINE float GeluSigmoid(float x) {
   constexpr float kScale = -2 * kGeluScale;
   constexpr float kRound = 12582912.f;  // 1.5 * 2^23: the sum's last bit is 1
-  float t =
+  const float exponent =
       x * (kScale + static_cast<float>(-2 * kGeluScale * kGeluCube) * (x * x));
-  t = t < -87.f ? -87.f : t;  // as it is where it is NaN
+  float t = exponent < -87.f ? -87.f : exponent;  // itself where it is NaN
   t = t > 87.f ? 87.f : t;
   const float shifted = t * 1.44269504f + kRound;
   const float n = shifted - kRound;
@@ -160,7 +160,8 @@ JAX_LAYOUT_INLINE float GeluSigmoid(float x) {
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.f;
   const uint32_t power = (std::bit_cast<uint32_t>(shifted) + 127u) << 23;
-  return 1.f / (1.f + p * std::bit_cast<float>(power));
+  const float s = 1.f / (1.f + p * std::bit_cast<float>(power));
+  return exponent > 87.f ? 0.f : s;  // also where z is so large that s matters
 }
 
 template <class W>
@@ -332,6 +333,21 @@ JAX_LAYOUT_INLINE void SumAny(const GemmProblem& problem, const void* a,
   }
 }
 
+template <class T>
+JAX_LAYOUT_INLINE void WidenRows(const void* x, int64_t ld, int64_t rows,
+                                 int64_t cols, float* y) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const T* row = static_cast<const T*>(x) + i * ld;
+    for (int64_t j = 0; j < cols; ++j) y[i * cols + j] = Widen(row[j]);
+  }
+}
+
+JAX_LAYOUT_INLINE void WidenAny(DType type, const void* x, int64_t ld,
+                                int64_t rows, int64_t cols, float* y) {
+  if (type == DType::kBF16) WidenRows<BF16>(x, ld, rows, cols, y);
+  if (type == DType::kF16) WidenRows<F16>(x, ld, rows, cols, y);
+}
+
 // The same code for each instruction set: what is called inherits the target of
 // what it is inlined into.
 #ifdef __x86_64__
@@ -358,6 +374,14 @@ JAX_LAYOUT_AVX2 void SumAvx2(const GemmProblem& problem, const void* a,
 JAX_LAYOUT_AVX512 void SumAvx512(const GemmProblem& problem, const void* a,
                                  int64_t row, int64_t rows, void* sums) {
   SumAny(problem, a, row, rows, sums);
+}
+JAX_LAYOUT_AVX2 void WidenAvx2(DType type, const void* x, int64_t ld,
+                               int64_t rows, int64_t cols, float* y) {
+  WidenAny(type, x, ld, rows, cols, y);
+}
+JAX_LAYOUT_AVX512 void WidenAvx512(DType type, const void* x, int64_t ld,
+                                   int64_t rows, int64_t cols, float* y) {
+  WidenAny(type, x, ld, rows, cols, y);
 }
 
 bool HasAvx512() {
@@ -389,6 +413,15 @@ void SumGemmRows(const GemmProblem& problem, const void* a, int64_t row,
   if (HasAvx2()) return SumAvx2(problem, a, row, rows, sums);
 #endif
   SumAny(problem, a, row, rows, sums);
+}
+
+void WidenToF32(DType type, const void* x, int64_t ld, int64_t rows,
+                int64_t cols, float* y) {
+#ifdef __x86_64__
+  if (HasAvx512()) return WidenAvx512(type, x, ld, rows, cols, y);
+  if (HasAvx2()) return WidenAvx2(type, x, ld, rows, cols, y);
+#endif
+  WidenAny(type, x, ld, rows, cols, y);
 }
 
 }  // namespace jax_layout

@@ -34,6 +34,10 @@ void FinishGemm(const GemmProblem& problem, std::complex<double> alpha,
 void SumGemmRows(const GemmProblem& problem, const void* a, int64_t row,
                  int64_t rows, void* sums);
 
+// Rows of bf16 or f16, ld apart, to dense rows of f32.
+void WidenToF32(DType type, const void* x, int64_t ld, int64_t rows,
+                int64_t cols, float* y);
+
 }  // namespace jax_layout
 
 #endif  // JAX_LAYOUT_CPU_GEMM_FINISH_H_

@@ -201,6 +201,13 @@ dnnl_data_type_t Type(DType type) {
   }
 }
 
+// How much the library does.
+enum class Way {
+  kFused,    // all: product and epilogue
+  kProduct,  // the product
+  kWidened,  // the product of 16-bit operands that were converted to f32
+};
+
 // One product of a tile's shape.
 struct Product {
   MemoryDesc a, b, bias, y, scratchpad;
@@ -210,9 +217,11 @@ struct Product {
 };
 
 // What the library does to a product: all, or nothing. It cannot do all that
-// the epilogue can, nor all of it in the order that is asked for.
+// the epilogue can, nor all of it in the order that is asked for, and its relu
+// of NaN is 0.
 bool CanFuse(const GemmProblem& problem) {
-  return !problem.aux && problem.derivative == Activation::kNone &&
+  return !problem.aux && problem.activation != Activation::kRelu &&
+         problem.derivative == Activation::kNone &&
          problem.result != DType::kS32 &&
          (problem.alpha == 1. || !problem.bias);
 }
@@ -223,7 +232,7 @@ bool Finishes(const GemmProblem& problem) {
          problem.derivative != Activation::kNone;
 }
 
-dnnl_status_t MakeAttr(const GemmProblem& problem, bool fused, Attr* attr) {
+dnnl_status_t MakeAttr(const GemmProblem& problem, Way way, Attr* attr) {
   const Onednn& dnnl = Library();
   PostOps ops;
   dnnl_status_t status = dnnl.primitive_attr_create(attr->out());
@@ -237,7 +246,7 @@ dnnl_status_t MakeAttr(const GemmProblem& problem, bool fused, Attr* attr) {
       status = dnnl.post_ops_append_eltwise(ops, kind, alpha, 0.f);
     }
   };
-  if (fused) {
+  if (way == Way::kFused) {
     if (problem.alpha != 1.) {
       eltwise(dnnl_eltwise_linear, static_cast<float>(problem.alpha.real()));
     }
@@ -245,9 +254,6 @@ dnnl_status_t MakeAttr(const GemmProblem& problem, bool fused, Attr* attr) {
       status =
           dnnl.post_ops_append_sum(ops, static_cast<float>(problem.beta.real()),
                                    0, dnnl_data_type_undef);
-    }
-    if (problem.activation == Activation::kRelu) {
-      eltwise(dnnl_eltwise_relu, 0.f);
     }
     if (problem.activation == Activation::kGelu) {
       eltwise(dnnl_eltwise_gelu_tanh, 0.f);
@@ -257,13 +263,13 @@ dnnl_status_t MakeAttr(const GemmProblem& problem, bool fused, Attr* attr) {
   return status;
 }
 
-dnnl_status_t MakeProduct(const GemmProblem& problem, bool fused, DType y_type,
+dnnl_status_t MakeProduct(const GemmProblem& problem, Way way, DType y_type,
                           int64_t y_ld, int64_t rows, int64_t cols,
                           Product* product) {
   const Onednn& dnnl = Library();
   const GemmPlan& plan = problem.plan;
   Attr attr;
-  dnnl_status_t status = MakeAttr(problem, fused, &attr);
+  dnnl_status_t status = MakeAttr(problem, way, &attr);
   auto matrix = [&](MemoryDesc* desc, int64_t m, int64_t n, DType type,
                     bool transposed, int64_t ld) {
     const dnnl_dims_t dims = {m, n};
@@ -273,12 +279,16 @@ dnnl_status_t MakeProduct(const GemmProblem& problem, bool fused, DType y_type,
                                                     Type(type), strides);
     }
   };
-  matrix(&product->a, rows, plan.k, problem.operands, plan.a.transposed,
-         plan.a.ld);
-  matrix(&product->b, plan.k, cols, problem.operands, plan.b.transposed,
-         plan.b.ld);
+  auto operand = [&](MemoryDesc* desc, int64_t m, int64_t n,
+                     const GemmMatrix& of) {
+    const bool widened = way == Way::kWidened;
+    matrix(desc, m, n, widened ? DType::kF32 : problem.operands, of.transposed,
+           widened ? (of.transposed ? m : n) : of.ld);
+  };
+  operand(&product->a, rows, plan.k, plan.a);
+  operand(&product->b, plan.k, cols, plan.b);
   matrix(&product->y, rows, cols, y_type, false, y_ld);
-  if (fused && problem.bias) {
+  if (way == Way::kFused && problem.bias) {
     matrix(&product->bias, 1, cols, problem.result, false, cols);
   }
   PrimitiveDesc desc;
@@ -291,6 +301,8 @@ dnnl_status_t MakeProduct(const GemmProblem& problem, bool fused, DType y_type,
   const char* implementation = "";
   status = dnnl.primitive_desc_query(desc, dnnl_query_impl_info_str, 0,
                                      &implementation);
+  if (status) return status;
+  // Reference code is slower than anything.
   product->implementation = implementation;
   if (product->implementation.starts_with("ref")) return dnnl_unimplemented;
   // The description of the scratchpad belongs to desc: this is a copy's size.
@@ -309,8 +321,8 @@ dnnl_status_t MakeProduct(const GemmProblem& problem, bool fused, DType y_type,
 
 struct State {
   GemmProblem problem;
+  Way way;
   GemmTiling tiling;
-  bool fused = false;
   bool stage = false;  // the product goes to memory of the thread first
   int64_t product_ld = 0;
   std::array<Product, 4> products;  // last rows: + 1, last columns: + 2
@@ -321,12 +333,13 @@ struct State {
   }
 };
 
-dnnl_status_t MakeState(const GemmProblem& problem, bool fused, State* state) {
+dnnl_status_t MakeState(const GemmProblem& problem, Way way, State* state) {
   const GemmPlan& plan = problem.plan;
   // f32 kernels are as good on blocks of columns, and a block of some 512 x 512
   // is best; those of 16 bits are for whole rows of y.
-  const bool f32 = problem.operands == DType::kF32;
+  const bool f32 = problem.operands == DType::kF32 || way == Way::kWidened;
   state->problem = problem;
+  state->way = way;
   state->tiling = MakeGemmTiling(plan, {.tasks_per_thread = 2,
                                         .min_rows = f32 ? 64 : 32,
                                         .min_cols = 64,
@@ -334,37 +347,74 @@ dnnl_status_t MakeState(const GemmProblem& problem, bool fused, State* state) {
   const GemmTiling& tiling = state->tiling;
   const bool wide =
       problem.result == DType::kF32 || problem.result == DType::kS32;
-  state->fused = fused;
-  state->stage = !fused && (!wide || problem.beta != 0.);
+  state->stage = way != Way::kFused && (!wide || problem.beta != 0.);
   state->product_ld = state->stage ? tiling.cols : plan.y.ld;
   const DType y_type = state->stage && !wide ? DType::kF32 : problem.result;
   const int64_t last_rows = plan.m - (tiling.row_tiles - 1) * tiling.rows;
   const int64_t last_cols = plan.n - (tiling.col_tiles - 1) * tiling.cols;
   for (int i = 0; i < 4; ++i) {
-    if ((i & 1 && last_rows == tiling.rows) ||
-        (i & 2 && last_cols == tiling.cols)) {
+    const bool last_row = i & 1, last_col = i & 2;
+    if ((last_row && last_rows == tiling.rows) ||
+        (last_col && last_cols == tiling.cols)) {
       continue;
     }
     const dnnl_status_t status =
-        MakeProduct(problem, fused, y_type, state->product_ld,
-                    i & 1 ? last_rows : tiling.rows,
-                    i & 2 ? last_cols : tiling.cols, &state->products[i]);
+        MakeProduct(problem, way, y_type, state->product_ld,
+                    last_row ? last_rows : tiling.rows,
+                    last_col ? last_cols : tiling.cols, &state->products[i]);
     if (status) return status;
   }
   return dnnl_success;
+}
+
+// Tries the ways that give the right result, the fastest first.
+Status MakeState(const GemmProblem& problem, std::shared_ptr<State>* state) {
+  const Sequential sequential(Library());
+  dnnl_status_t status = dnnl_unimplemented;
+  for (Way way : {Way::kFused, Way::kProduct, Way::kWidened}) {
+    if (way == Way::kFused && !CanFuse(problem)) continue;
+    if (way == Way::kWidened && ItemSize(problem.operands) != 2) continue;
+    *state = std::make_shared<State>();
+    status = MakeState(problem, way, state->get());
+    if (status != dnnl_unimplemented) break;
+  }
+  if (status == dnnl_success) return Status::Ok();
+  return Failure(status, problem);
 }
 
 dnnl_status_t RunTile(const State& state, const GemmTile& tile) {
   static thread_local ThreadState thread;
   const Onednn& dnnl = Library();
   const Sequential sequential(dnnl);
+  const GemmPlan& plan = state.problem.plan;
   const Product& product = state.ProductOf(tile);
-  const size_t pad = CeilDiv(product.scratchpad_bytes, 4096) * 4096;
-  const size_t staged =
-      state.stage ? sizeof(float) * tile.rows * state.product_ld : 0;
-  char* memory = thread.Reserve(pad + staged);
-  if (memory == nullptr && pad + staged > 0) return dnnl_out_of_memory;
-  char* y = state.stage ? memory + pad : tile.y;
+
+  const bool widened = state.way == Way::kWidened;
+  auto pages = [](int64_t bytes) { return CeilDiv(bytes, 4096) * 4096; };
+  auto floats = [&](bool needed, int64_t m, int64_t n) {
+    return needed ? pages(sizeof(float) * m * n) : 0;
+  };
+  const int64_t y_bytes = floats(state.stage, tile.rows, state.product_ld);
+  const int64_t a_bytes = floats(widened, tile.rows, plan.k);
+  const int64_t b_bytes = floats(widened, plan.k, tile.cols);
+  char* memory = thread.Reserve(y_bytes + a_bytes + b_bytes +
+                                pages(product.scratchpad_bytes + 1));
+  if (memory == nullptr) return dnnl_out_of_memory;
+  char* y = state.stage ? memory : tile.y;
+  memory += y_bytes;
+  const char* a = tile.a;
+  const char* b = tile.b;
+  auto widen = [&](const GemmMatrix& matrix, const char*& x, int64_t rows,
+                   int64_t cols, int64_t bytes) {
+    if (!widened) return;
+    if (matrix.transposed) std::swap(rows, cols);
+    WidenToF32(state.problem.operands, x, matrix.ld, rows, cols,
+               reinterpret_cast<float*>(memory));
+    x = memory;
+    memory += bytes;
+  };
+  widen(plan.a, a, tile.rows, plan.k, a_bytes);
+  widen(plan.b, b, plan.k, tile.cols, b_bytes);
 
   dnnl_status_t status = dnnl_success;
   if (thread.stream == nullptr) {
@@ -382,8 +432,8 @@ dnnl_status_t RunTile(const State& state, const GemmTile& tile) {
     args[count] = {arg, memories[count]};
     ++count;
   };
-  bind(DNNL_ARG_SRC, product.a, tile.a);
-  bind(DNNL_ARG_WEIGHTS, product.b, tile.b);
+  bind(DNNL_ARG_SRC, product.a, a);
+  bind(DNNL_ARG_WEIGHTS, product.b, b);
   bind(DNNL_ARG_DST, product.y, y);
   if (product.bias != nullptr) bind(DNNL_ARG_BIAS, product.bias, tile.bias);
   bind(DNNL_ARG_SCRATCHPAD, product.scratchpad, memory);
@@ -391,10 +441,11 @@ dnnl_status_t RunTile(const State& state, const GemmTile& tile) {
     status = dnnl.primitive_execute(product.primitive, thread.stream, count,
                                     args.data());
   }
-  if (!status && !state.fused && Finishes(state.problem)) {
+  const bool finish = state.stage || Finishes(state.problem);
+  if (!status && state.way != Way::kFused && finish) {
     FinishGemm(state.problem, state.problem.alpha, state.problem.beta,
                {tile.rows, tile.cols, y, state.product_ld, tile.bias, tile.y,
-                tile.aux, state.problem.plan.y.ld});
+                tile.aux, plan.y.ld});
   }
   return status;
 }
@@ -408,28 +459,14 @@ bool OnednnSupports(const GemmProblem& problem) {
                       (out == in || out == DType::kF32)) ||
                      (in == DType::kS8 && out == DType::kS32);
   if (!types || !Library().loaded()) return false;
-  // Which types are fast depends on the processor: one small product tells.
-  GemmProblem small;
-  small.operands = in;
-  small.result = out;
-  small.plan.m = small.plan.n = small.plan.k = 64;
-  small.plan.a.ld = small.plan.b.ld = small.plan.y.ld = 64;
-  const Sequential sequential(Library());
-  State state;
-  return MakeState(small, true, &state) == dnnl_success;
+  // What it has kernels for depends on the processor and on strides.
+  std::shared_ptr<State> state;
+  return MakeState(problem, &state).ok();
 }
 
 Status ChooseOnednn(const GemmProblem& problem, GemmFunction* run) {
-  const Sequential sequential(Library());
-  dnnl_status_t status = dnnl_unimplemented;
-  auto state = std::make_shared<State>();
-  if (CanFuse(problem) || !Finishes(problem)) {
-    status = MakeState(problem, true, state.get());
-  }
-  if (status == dnnl_unimplemented) {
-    state = std::make_shared<State>();
-    status = MakeState(problem, false, state.get());
-  }
+  std::shared_ptr<State> state;
+  Status status = MakeState(problem, &state);
   *run = [state](const GemmBuffers& buffers, const Executor& executor) {
     return ForEachGemmTile(state->problem, state->tiling, buffers, executor,
                            [&](const GemmTile& tile) {
@@ -437,7 +474,7 @@ Status ChooseOnednn(const GemmProblem& problem, GemmFunction* run) {
                                             state->problem);
                            });
   };
-  return Failure(status, problem);
+  return status;
 }
 
 }  // namespace jax_layout
