@@ -39,33 +39,10 @@ struct GemmState {
 };
 ffi::TypeId GemmState::id = XLA_FFI_UNKNOWN_TYPE_ID;
 
-struct NamedType {
-  std::string_view name;
-  DType type;
-  ffi::DataType ffi_type;
-};
-constexpr NamedType kTypes[] = {
-    {"float32", DType::kF32, ffi::F32},
-    {"float64", DType::kF64, ffi::F64},
-    {"bfloat16", DType::kBF16, ffi::BF16},
-    {"float16", DType::kF16, ffi::F16},
-    {"float8_e4m3fn", DType::kF8E4M3, ffi::F8E4M3FN},
-    {"float8_e5m2", DType::kF8E5M2, ffi::F8E5M2},
-    {"int8", DType::kS8, ffi::S8},
-    {"int32", DType::kS32, ffi::S32},
-    {"complex64", DType::kC64, ffi::C64},
-    {"complex128", DType::kC128, ffi::C128},
-};
-
-Status ParseType(std::string_view name, DType* type) {
-  for (const NamedType& named : kTypes) {
-    if (named.name == name) {
-      *type = named.type;
-      return Status::Ok();
-    }
-  }
-  return Status::Error("gemm: unknown dtype " + std::string(name) + ".");
-}
+// In the order of DType.
+constexpr ffi::DataType kFfiTypes[] = {
+    ffi::F32,    ffi::F64, ffi::BF16, ffi::F16, ffi::F8E4M3FN,
+    ffi::F8E5M2, ffi::S8,  ffi::S32,  ffi::C64, ffi::C128};
 
 Status ParseActivation(std::string_view name, Activation* activation) {
   if (name == "none") {
@@ -103,8 +80,8 @@ ffi::ErrorOr<std::unique_ptr<GemmState>> Instantiate(
     status = Status::Error("gemm: " + std::string(spec) +
                            " does not run in place on these shapes.");
   }
-  if (status.ok()) status = ParseType(operand_type, &problem.operands);
-  if (status.ok()) status = ParseType(result_type, &problem.result);
+  if (status.ok()) status = ParseDType(operand_type, &problem.operands);
+  if (status.ok()) status = ParseDType(result_type, &problem.result);
   if (status.ok()) status = ParseActivation(activation, &problem.activation);
   if (status.ok()) status = ParseActivation(derivative, &problem.derivative);
   if (status.ok() && (alpha.size() != 2 || beta.size() != 2)) {
@@ -151,13 +128,13 @@ class Taker {
   void* Take(const char* name, int64_t count, DType type) {
     ffi::AnyBuffer buffer = Next();
     if (!status_.ok()) return nullptr;
-    const ffi::DataType wanted = kTypes[static_cast<int>(type)].ffi_type;
+    const ffi::DataType wanted = kFfiTypes[static_cast<int>(type)];
     if (static_cast<int64_t>(buffer.element_count()) != count ||
         buffer.element_type() != wanted) {
       status_ = Status::Error(
           std::string("gemm: ") + what_ + " " + name + " must have " +
           std::to_string(count) + " elements of " +
-          std::string(kTypes[static_cast<int>(type)].name) + ", got " +
+          std::string(kDTypeNames[static_cast<int>(type)]) + ", got " +
           std::to_string(buffer.element_count()) + " of type " +
           std::to_string(static_cast<int>(buffer.element_type())) + ".");
       return nullptr;

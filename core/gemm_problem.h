@@ -6,8 +6,12 @@
 
 #include <complex>
 #include <cstdint>
+#include <iterator>
+#include <string>
+#include <string_view>
 
 #include "core/gemm_plan.h"
+#include "core/status.h"
 
 namespace jax_layout {
 
@@ -23,6 +27,21 @@ enum class DType {
   kC64,
   kC128,
 };
+
+// As in NumPy, in the order of DType.
+constexpr std::string_view kDTypeNames[] = {
+    "float32",     "float64", "bfloat16", "float16",   "float8_e4m3fn",
+    "float8_e5m2", "int8",    "int32",    "complex64", "complex128"};
+
+inline Status ParseDType(std::string_view name, DType* type) {
+  for (size_t i = 0; i < std::size(kDTypeNames); ++i) {
+    if (kDTypeNames[i] == name) {
+      *type = static_cast<DType>(i);
+      return Status::Ok();
+    }
+  }
+  return Status::Error("gemm: unknown dtype " + std::string(name) + ".");
+}
 
 // Gelu is the tanh approximation, of jax.nn.gelu and of cuBLASLt.
 enum class Activation { kNone, kRelu, kGelu };

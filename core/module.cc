@@ -79,6 +79,9 @@ NB_MODULE(JAX_LAYOUT_MODULE, m) {
   m.doc() = "FFI handlers of one jax_layout backend.";
   m.attr("ffi_api_version") =
       nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
+  for (auto* e = jax_layout::ModuleExtension::First(); e; e = e->next) {
+    e->extend(m.ptr());
+  }
   m.def("registrations", &Registrations,
         "Maps each FFI target to its handlers, as jax.ffi.register_ffi_target "
         "takes them.");

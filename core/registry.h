@@ -25,6 +25,22 @@ struct Registration {
   }
 };
 
+// What a backend adds to its module, given as a PyObject*. A static one makes
+// itself known.
+struct ModuleExtension {
+  void (*extend)(void* module);
+  const ModuleExtension* next;
+
+  explicit ModuleExtension(void (*extend)(void*))
+      : extend(extend), next(First()) {
+    First() = this;
+  }
+  static const ModuleExtension*& First() {
+    static const ModuleExtension* first = nullptr;
+    return first;
+  }
+};
+
 // An instantiate handler that makes its state type known to XLA on its first
 // call, which is XLA's own at registration. (Registered from Python, before the
 // backend starts, jaxlib sees the handler before the type and refuses it.)

@@ -2,16 +2,28 @@
 #ifndef JAX_LAYOUT_CPU_GEMM_H_
 #define JAX_LAYOUT_CPU_GEMM_H_
 
+#include <functional>
+
 #include "core/gemm_problem.h"
 #include "core/status.h"
 #include "cpu/executor.h"
 
 namespace jax_layout {
 
+using GemmFunction = std::function<Status(const GemmBuffers&, const Executor&)>;
+
 // A problem with what this backend decides once per problem.
 struct GemmKernel {
   GemmProblem problem;
+  GemmFunction run;
 };
+
+// Whether any method computes products of these types on this machine. What is
+// false here is an error in ChooseGemmKernel.
+bool GemmSupported(DType operands, DType result);
+
+// Whether this backend is as fast as XLA's own dot, or faster.
+bool GemmWorthwhile(const GemmProblem& problem);
 
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel);
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import re
 import types
@@ -65,13 +66,34 @@ def _warn_too_new(built: tuple[int, int], running: tuple[int, int]) -> None:
     )
 
 
+def _library(package: str, name: str) -> str:
+    """The path of a shared library that a package installed, or "".
+
+    Packages put libraries outside of their own folder too, below `sys.prefix` or
+    the user's base; only their list of files tells.
+    """
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    paths = (Path(str(f.locate())).resolve() for f in files if f.name == name)
+    return next((str(path) for path in paths if path.exists()), "")
+
+
 @functools.cache
 def module(platform: str) -> Any:
     """The extension module of a platform, by jax's name of it; None if not built."""
     name = f"jax_layout.{_BACKENDS[platform][0]}"
     if importlib.util.find_spec(name) is None:
         return None  # a CPU-only install has no _cuda
-    return importlib.import_module(name)
+    native = importlib.import_module(name)
+    if platform == "cpu":
+        # Only named here; loaded, 50 MB, by the first product.
+        native.set_gemm_libraries(
+            _library("onednn-cpu-gomp", "libdnnl.so.3"),
+            _library("scipy-openblas32", "libscipy_openblas.so"),
+        )
+    return native
 
 
 @functools.cache
@@ -82,13 +104,13 @@ def available(platform: str) -> bool:
 
 
 def runs_gemm(platform: str, problem: Mapping[str, Any]) -> bool:
-    """Whether the kernels of a platform serve a product better than plain lax.
+    """Whether the kernels of a platform serve a product, and no worse than plain lax.
 
     Args:
       platform: jax's name of it.
       problem: the attributes of the FFI call.
     """
-    return module(platform).runs_gemm(
+    return module(platform).gemm_worthwhile(
         problem["spec"],
         problem["a_shape"].tolist(),
         problem["b_shape"].tolist(),

@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// oneDNN's matmul, through its C interface. The library is loaded at run time:
+// any 3.x with threads of OpenMP or without threads.
+#include "cpu/gemm_libraries.h"
+
+#if __has_include(<oneapi/dnnl/dnnl.h>)
+#include <dlfcn.h>
+
+#include <array>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "cpu/gemm_tiles.h"
+#include "oneapi/dnnl/dnnl.h"
+#include "oneapi/dnnl/dnnl_debug.h"
+
+namespace jax_layout {
+namespace {
+
+// Every function of the library that is used here.
+#define JAX_LAYOUT_ONEDNN_FUNCTIONS(X)  \
+  X(engine_create)                      \
+  X(memory_create)                      \
+  X(memory_desc_create_with_strides)    \
+  X(memory_desc_destroy)                \
+  X(memory_desc_get_size)               \
+  X(memory_destroy)                     \
+  X(matmul_primitive_desc_create)       \
+  X(post_ops_append_eltwise)            \
+  X(post_ops_append_sum)                \
+  X(post_ops_create)                    \
+  X(post_ops_destroy)                   \
+  X(primitive_attr_create)              \
+  X(primitive_attr_destroy)             \
+  X(primitive_attr_set_post_ops)        \
+  X(primitive_attr_set_scratchpad_mode) \
+  X(primitive_create)                   \
+  X(primitive_desc_destroy)             \
+  X(primitive_desc_query)               \
+  X(primitive_desc_query_md)            \
+  X(primitive_destroy)                  \
+  X(primitive_execute)                  \
+  X(status2str)                         \
+  X(stream_create)                      \
+  X(stream_destroy)                     \
+  X(version)
+
+struct Onednn {
+#define X(name) decltype(&dnnl_##name) name = nullptr;
+  JAX_LAYOUT_ONEDNN_FUNCTIONS(X)
+#undef X
+  // OpenMP's, null where the library has no threads.
+  int (*omp_get_max_threads)() = nullptr;
+  void (*omp_set_num_threads)(int) = nullptr;
+  dnnl_engine_t engine = nullptr;
+
+  bool loaded() const { return engine != nullptr; }
+};
+
+// Opens a library; its version in *version, 0 for what cannot be used.
+Onednn Open(const char* path, int* version) {
+  Onednn dnnl;
+  *version = 0;
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return dnnl;
+  bool complete = true;
+  auto find = [&]<class F>(const char* name, F& function) {
+    function = reinterpret_cast<F>(dlsym(library, name));
+    complete &= function != nullptr;
+  };
+#define X(name) find("dnnl_" #name, dnnl.name);
+  JAX_LAYOUT_ONEDNN_FUNCTIONS(X)
+#undef X
+  if (complete && dnnl.version()->major == DNNL_VERSION_MAJOR) {
+    const unsigned runtime = dnnl.version()->cpu_runtime;
+    if (runtime == DNNL_RUNTIME_OMP) {
+      find("omp_get_max_threads", dnnl.omp_get_max_threads);
+      find("omp_set_num_threads", dnnl.omp_set_num_threads);
+    }
+    // Others would bring a thread pool of their own.
+    if (complete &&
+        (runtime == DNNL_RUNTIME_OMP || runtime == DNNL_RUNTIME_SEQ)) {
+      *version = dnnl.version()->minor * 1000 + dnnl.version()->patch + 1;
+    }
+  }
+  if (*version == 0) dlclose(library);
+  return dnnl;
+}
+
+Onednn Load() {
+  // The one that the loader knows, if it is newer than the package's.
+  int version = 0, known_version = 0;
+  Onednn dnnl;
+  const std::string& path = GemmLibraryPaths().onednn;
+  if (!path.empty()) dnnl = Open(path.c_str(), &version);
+  const Onednn known = Open("libdnnl.so.3", &known_version);
+  if (known_version > version) {
+    dnnl = known;
+    version = known_version;
+  }
+  if (version == 0 ||
+      dnnl.engine_create(&dnnl.engine, dnnl_cpu, 0) != dnnl_success) {
+    return {};
+  }
+  return dnnl;
+}
+
+const Onednn& Library() {
+  static const Onednn dnnl = Load();
+  return dnnl;
+}
+
+// While it lives, the library uses no thread but the calling one: the pool's
+// threads are all there are. The setting is the thread's own.
+class Sequential {
+ public:
+  explicit Sequential(const Onednn& dnnl) : dnnl_(dnnl) {
+    if (dnnl_.omp_set_num_threads == nullptr) return;
+    threads_ = dnnl_.omp_get_max_threads();
+    if (threads_ != 1) dnnl_.omp_set_num_threads(1);
+  }
+  ~Sequential() {
+    if (threads_ != 1) dnnl_.omp_set_num_threads(threads_);
+  }
+  Sequential(const Sequential&) = delete;
+  Sequential& operator=(const Sequential&) = delete;
+
+ private:
+  const Onednn& dnnl_;
+  int threads_ = 1;
+};
+
+// An object of the library, destroyed with its owner.
+template <class T, dnnl_status_t (*Onednn::*destroy)(T)>
+class Owned {
+ public:
+  Owned() = default;
+  Owned(Owned&& other) noexcept : object_(std::exchange(other.object_, {})) {}
+  Owned& operator=(Owned&& other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Owned() {
+    if (object_ != nullptr) (Library().*destroy)(object_);
+  }
+  operator T() const { return object_; }
+  T* out() { return &object_; }
+
+ private:
+  T object_ = nullptr;
+};
+using MemoryDesc = Owned<dnnl_memory_desc_t, &Onednn::memory_desc_destroy>;
+using Memory = Owned<dnnl_memory_t, &Onednn::memory_destroy>;
+using PostOps = Owned<dnnl_post_ops_t, &Onednn::post_ops_destroy>;
+using Attr = Owned<dnnl_primitive_attr_t, &Onednn::primitive_attr_destroy>;
+using PrimitiveDesc =
+    Owned<dnnl_primitive_desc_t, &Onednn::primitive_desc_destroy>;
+using Primitive = Owned<dnnl_primitive_t, &Onednn::primitive_destroy>;
+using Stream = Owned<dnnl_stream_t, &Onednn::stream_destroy>;
+
+Status Failure(dnnl_status_t status, const GemmProblem& problem) {
+  if (status == dnnl_success) return Status::Ok();
+  return Status::Error(std::string("gemm: oneDNN reports ") +
+                       Library().status2str(status) + " for " + Text(problem) +
+                       ".");
+}
+
+// A pool thread's own: memory that is too large to ask for at each call.
+struct ThreadState {
+  Stream stream;
+  std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
+  size_t bytes = 0;
+
+  char* Reserve(size_t wanted) {
+    if (wanted > bytes) {
+      memory.reset(static_cast<char*>(
+          std::aligned_alloc(4096, CeilDiv(wanted, 4096) * 4096)));
+      bytes = memory ? wanted : 0;
+    }
+    return memory.get();
+  }
+};
+
+dnnl_data_type_t Type(DType type) {
+  switch (type) {
+    case DType::kF32:
+      return dnnl_f32;
+    case DType::kBF16:
+      return dnnl_bf16;
+    case DType::kF16:
+      return dnnl_f16;
+    case DType::kS8:
+      return dnnl_s8;
+    case DType::kS32:
+      return dnnl_s32;
+    default:
+      return dnnl_data_type_undef;
+  }
+}
+
+// How much the library does.
+enum class Way {
+  kFused,    // all: product and epilogue
+  kProduct,  // the product
+  kWidened,  // the product of 16-bit operands that were converted to f32
+};
+
+// One product of a tile's shape.
+struct Product {
+  MemoryDesc a, b, bias, y, scratchpad;
+  Primitive primitive;
+  size_t scratchpad_bytes = 0;
+  std::string implementation;
+};
+
+// What the library does to a product: all, or nothing. It cannot do all that
+// the epilogue can, nor all of it in the order that is asked for, and its relu
+// of NaN is 0.
+bool CanFuse(const GemmProblem& problem) {
+  return !problem.aux && problem.activation != Activation::kRelu &&
+         problem.derivative == Activation::kNone &&
+         problem.result != DType::kS32 &&
+         (problem.alpha == 1. || !problem.bias);
+}
+
+bool Finishes(const GemmProblem& problem) {
+  return problem.alpha != 1. || problem.beta != 0. || problem.bias ||
+         problem.aux || problem.activation != Activation::kNone ||
+         problem.derivative != Activation::kNone;
+}
+
+dnnl_status_t MakeAttr(const GemmProblem& problem, Way way, Attr* attr) {
+  const Onednn& dnnl = Library();
+  PostOps ops;
+  dnnl_status_t status = dnnl.primitive_attr_create(attr->out());
+  if (!status) {
+    status = dnnl.primitive_attr_set_scratchpad_mode(*attr,
+                                                     dnnl_scratchpad_mode_user);
+  }
+  if (!status) status = dnnl.post_ops_create(ops.out());
+  auto eltwise = [&](dnnl_alg_kind_t kind, float alpha) {
+    if (!status) {
+      status = dnnl.post_ops_append_eltwise(ops, kind, alpha, 0.f);
+    }
+  };
+  if (way == Way::kFused) {
+    if (problem.alpha != 1.) {
+      eltwise(dnnl_eltwise_linear, static_cast<float>(problem.alpha.real()));
+    }
+    if (!status && problem.beta != 0.) {
+      status =
+          dnnl.post_ops_append_sum(ops, static_cast<float>(problem.beta.real()),
+                                   0, dnnl_data_type_undef);
+    }
+    if (problem.activation == Activation::kGelu) {
+      eltwise(dnnl_eltwise_gelu_tanh, 0.f);
+    }
+  }
+  if (!status) status = dnnl.primitive_attr_set_post_ops(*attr, ops);
+  return status;
+}
+
+dnnl_status_t MakeProduct(const GemmProblem& problem, Way way, DType y_type,
+                          int64_t y_ld, int64_t rows, int64_t cols,
+                          Product* product) {
+  const Onednn& dnnl = Library();
+  const GemmPlan& plan = problem.plan;
+  Attr attr;
+  dnnl_status_t status = MakeAttr(problem, way, &attr);
+  auto matrix = [&](MemoryDesc* desc, int64_t m, int64_t n, DType type,
+                    bool transposed, int64_t ld) {
+    const dnnl_dims_t dims = {m, n};
+    const dnnl_dims_t strides = {transposed ? 1 : ld, transposed ? ld : 1};
+    if (!status) {
+      status = dnnl.memory_desc_create_with_strides(desc->out(), 2, dims,
+                                                    Type(type), strides);
+    }
+  };
+  auto operand = [&](MemoryDesc* desc, int64_t m, int64_t n,
+                     const GemmMatrix& of) {
+    const bool widened = way == Way::kWidened;
+    matrix(desc, m, n, widened ? DType::kF32 : problem.operands, of.transposed,
+           widened ? (of.transposed ? m : n) : of.ld);
+  };
+  operand(&product->a, rows, plan.k, plan.a);
+  operand(&product->b, plan.k, cols, plan.b);
+  matrix(&product->y, rows, cols, y_type, false, y_ld);
+  if (way == Way::kFused && problem.bias) {
+    matrix(&product->bias, 1, cols, problem.result, false, cols);
+  }
+  PrimitiveDesc desc;
+  if (!status) {
+    status = dnnl.matmul_primitive_desc_create(desc.out(), dnnl.engine,
+                                               product->a, product->b,
+                                               product->bias, product->y, attr);
+  }
+  if (status) return status;
+  const char* implementation = "";
+  status = dnnl.primitive_desc_query(desc, dnnl_query_impl_info_str, 0,
+                                     &implementation);
+  if (status) return status;
+  // Reference code is slower than anything.
+  product->implementation = implementation;
+  if (product->implementation.starts_with("ref")) return dnnl_unimplemented;
+  // The description of the scratchpad belongs to desc: this is a copy's size.
+  const_dnnl_memory_desc_t scratchpad =
+      dnnl.primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0);
+  product->scratchpad_bytes = dnnl.memory_desc_get_size(scratchpad);
+  const dnnl_dims_t bytes = {static_cast<int64_t>(product->scratchpad_bytes)};
+  const dnnl_dims_t dense = {1};
+  if (!status) {
+    status = dnnl.memory_desc_create_with_strides(product->scratchpad.out(), 1,
+                                                  bytes, dnnl_u8, dense);
+  }
+  if (!status) status = dnnl.primitive_create(product->primitive.out(), desc);
+  return status;
+}
+
+struct State {
+  GemmProblem problem;
+  Way way;
+  GemmTiling tiling;
+  bool stage = false;  // the product goes to memory of the thread first
+  int64_t product_ld = 0;
+  std::array<Product, 4> products;  // last rows: + 1, last columns: + 2
+
+  const Product& ProductOf(const GemmTile& tile) const {
+    return products[(tile.rows != tiling.rows) +
+                    2 * (tile.cols != tiling.cols)];
+  }
+};
+
+dnnl_status_t MakeState(const GemmProblem& problem, Way way, State* state) {
+  const GemmPlan& plan = problem.plan;
+  // f32 kernels are as good on blocks of columns, and a block of some 512 x 512
+  // is best; those of 16 bits are for whole rows of y.
+  const bool f32 = problem.operands == DType::kF32 || way == Way::kWidened;
+  state->problem = problem;
+  state->way = way;
+  state->tiling = MakeGemmTiling(plan, {.tasks_per_thread = 2,
+                                        .min_rows = f32 ? 64 : 32,
+                                        .min_cols = 64,
+                                        .rows_first = !f32});
+  const GemmTiling& tiling = state->tiling;
+  const bool wide =
+      problem.result == DType::kF32 || problem.result == DType::kS32;
+  state->stage = way != Way::kFused && (!wide || problem.beta != 0.);
+  state->product_ld = state->stage ? tiling.cols : plan.y.ld;
+  const DType y_type = state->stage && !wide ? DType::kF32 : problem.result;
+  const int64_t last_rows = plan.m - (tiling.row_tiles - 1) * tiling.rows;
+  const int64_t last_cols = plan.n - (tiling.col_tiles - 1) * tiling.cols;
+  for (int i = 0; i < 4; ++i) {
+    const bool last_row = i & 1, last_col = i & 2;
+    if ((last_row && last_rows == tiling.rows) ||
+        (last_col && last_cols == tiling.cols)) {
+      continue;
+    }
+    const dnnl_status_t status =
+        MakeProduct(problem, way, y_type, state->product_ld,
+                    last_row ? last_rows : tiling.rows,
+                    last_col ? last_cols : tiling.cols, &state->products[i]);
+    if (status) return status;
+  }
+  return dnnl_success;
+}
+
+// Tries the ways that give the right result, the fastest first.
+Status MakeState(const GemmProblem& problem, std::shared_ptr<State>* state) {
+  const Sequential sequential(Library());
+  dnnl_status_t status = dnnl_unimplemented;
+  for (Way way : {Way::kFused, Way::kProduct, Way::kWidened}) {
+    if (way == Way::kFused && !CanFuse(problem)) continue;
+    if (way == Way::kWidened && ItemSize(problem.operands) != 2) continue;
+    *state = std::make_shared<State>();
+    status = MakeState(problem, way, state->get());
+    if (status != dnnl_unimplemented) break;
+  }
+  if (status == dnnl_success) return Status::Ok();
+  return Failure(status, problem);
+}
+
+dnnl_status_t RunTile(const State& state, const GemmTile& tile) {
+  static thread_local ThreadState thread;
+  const Onednn& dnnl = Library();
+  const Sequential sequential(dnnl);
+  const GemmPlan& plan = state.problem.plan;
+  const Product& product = state.ProductOf(tile);
+
+  const bool widened = state.way == Way::kWidened;
+  auto pages = [](int64_t bytes) { return CeilDiv(bytes, 4096) * 4096; };
+  auto floats = [&](bool needed, int64_t m, int64_t n) {
+    return needed ? pages(sizeof(float) * m * n) : 0;
+  };
+  const int64_t y_bytes = floats(state.stage, tile.rows, state.product_ld);
+  const int64_t a_bytes = floats(widened, tile.rows, plan.k);
+  const int64_t b_bytes = floats(widened, plan.k, tile.cols);
+  char* memory = thread.Reserve(y_bytes + a_bytes + b_bytes +
+                                pages(product.scratchpad_bytes + 1));
+  if (memory == nullptr) return dnnl_out_of_memory;
+  char* y = state.stage ? memory : tile.y;
+  memory += y_bytes;
+  const char* a = tile.a;
+  const char* b = tile.b;
+  auto widen = [&](const GemmMatrix& matrix, const char*& x, int64_t rows,
+                   int64_t cols, int64_t bytes) {
+    if (!widened) return;
+    if (matrix.transposed) std::swap(rows, cols);
+    WidenToF32(state.problem.operands, x, matrix.ld, rows, cols,
+               reinterpret_cast<float*>(memory));
+    x = memory;
+    memory += bytes;
+  };
+  widen(plan.a, a, tile.rows, plan.k, a_bytes);
+  widen(plan.b, b, plan.k, tile.cols, b_bytes);
+
+  dnnl_status_t status = dnnl_success;
+  if (thread.stream == nullptr) {
+    status = dnnl.stream_create(thread.stream.out(), dnnl.engine,
+                                dnnl_stream_in_order);
+  }
+  std::array<Memory, 5> memories;
+  std::array<dnnl_exec_arg_t, 5> args;
+  int count = 0;
+  auto bind = [&](int arg, const_dnnl_memory_desc_t desc, const void* data) {
+    if (!status) {
+      status = dnnl.memory_create(memories[count].out(), desc, dnnl.engine,
+                                  const_cast<void*>(data));
+    }
+    args[count] = {arg, memories[count]};
+    ++count;
+  };
+  bind(DNNL_ARG_SRC, product.a, a);
+  bind(DNNL_ARG_WEIGHTS, product.b, b);
+  bind(DNNL_ARG_DST, product.y, y);
+  if (product.bias != nullptr) bind(DNNL_ARG_BIAS, product.bias, tile.bias);
+  bind(DNNL_ARG_SCRATCHPAD, product.scratchpad, memory);
+  if (!status) {
+    status = dnnl.primitive_execute(product.primitive, thread.stream, count,
+                                    args.data());
+  }
+  const bool finish = state.stage || Finishes(state.problem);
+  if (!status && state.way != Way::kFused && finish) {
+    FinishGemm(state.problem, state.problem.alpha, state.problem.beta,
+               {tile.rows, tile.cols, y, state.product_ld, tile.bias, tile.y,
+                tile.aux, plan.y.ld});
+  }
+  return status;
+}
+
+}  // namespace
+
+bool OnednnSupports(const GemmProblem& problem) {
+  const DType in = problem.operands, out = problem.result;
+  const bool types = (in == DType::kF32 && out == in) ||
+                     ((in == DType::kBF16 || in == DType::kF16) &&
+                      (out == in || out == DType::kF32)) ||
+                     (in == DType::kS8 && out == DType::kS32);
+  if (!types || !Library().loaded()) return false;
+  // What it has kernels for depends on the processor and on strides.
+  std::shared_ptr<State> state;
+  return MakeState(problem, &state).ok();
+}
+
+Status ChooseOnednn(const GemmProblem& problem, GemmFunction* run) {
+  std::shared_ptr<State> state;
+  Status status = MakeState(problem, &state);
+  *run = [state](const GemmBuffers& buffers, const Executor& executor) {
+    return ForEachGemmTile(state->problem, state->tiling, buffers, executor,
+                           [&](const GemmTile& tile) {
+                             return Failure(RunTile(*state, tile),
+                                            state->problem);
+                           });
+  };
+  return status;
+}
+
+}  // namespace jax_layout
+
+#else  // built without its headers
+
+namespace jax_layout {
+
+bool OnednnSupports(const GemmProblem&) { return false; }
+Status ChooseOnednn(const GemmProblem&, GemmFunction*) {
+  return Status::Error("gemm: built without oneDNN.");
+}
+
+}  // namespace jax_layout
+#endif
