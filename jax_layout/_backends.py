@@ -86,21 +86,22 @@ def module(platform: str) -> Any:
     name = f"jax_layout.{_BACKENDS[platform][0]}"
     if importlib.util.find_spec(name) is None:
         return None  # a CPU-only install has no _cuda
-    native = importlib.import_module(name)
-    if platform == "cpu":
-        # Only named here; loaded, 50 MB, by the first product.
-        native.set_gemm_libraries(
-            _library("onednn-cpu-gomp", "libdnnl.so.3"),
-            _library("scipy-openblas32", "libscipy_openblas.so"),
-        )
-    return native
+    return importlib.import_module(name)
 
 
 @functools.cache
 def available(platform: str) -> bool:
     """Whether kernels of ours run on a platform, by jax's name of it."""
     native = module(platform)
-    return native is not None and register(native, _BACKENDS[platform][1])
+    if native is None or not register(native, _BACKENDS[platform][1]):
+        return False
+    if platform == "cpu":
+        # Only named here; loaded, 50 MB, by the first product.
+        native.set_gemm_libraries(
+            _library("onednn-cpu-gomp", "libdnnl.so.3"),
+            _library("scipy-openblas32", "libscipy_openblas.so"),
+        )
+    return True
 
 
 def runs_gemm(platform: str, problem: Mapping[str, Any]) -> bool:
