@@ -15,18 +15,18 @@ namespace {
 constexpr int64_t kStreamBytes = 12 << 20;
 // Wanted bytes of a block along y (a column) and along x (a row).
 constexpr int64_t kColumnBytes = 256;
-constexpr int64_t kRowBytes = 1024;
+constexpr int64_t kRowBytes = 2048;
 // A stage pays for longer columns: their ragged ends are a smaller part. The
 // whole block must fit.
 constexpr int64_t kStagedColumnBytes = 1024;
-constexpr int64_t kStagedBytes = 131072;
+constexpr int64_t kStagedBytes = 128 << 10;
 // Of a block of chunks that are copied one by one.
 constexpr int64_t kCopiedColumnBytes = 4096;
 constexpr int64_t kCopiedRowBytes = 4096;
 // Large chunks are copied in pieces, so that threads can share one.
 constexpr int64_t kPieceBytes = 64 << 10;
-// Work worth handing to another thread.
-constexpr int64_t kTaskBytes = 128 << 10;
+// Work worth waking another thread for, which takes about 20 us.
+constexpr int64_t kTaskBytes = 256 << 10;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
