@@ -18,13 +18,15 @@ constexpr int64_t kTasksPerThread = 4;
 // Less comes from memory that malloc keeps.
 constexpr int64_t kTouchBytes = 1 << 20;
 
-#if defined(__linux__) && defined(MADV_POPULATE_WRITE)
+#ifdef __linux__
 // A large result is often memory that was never touched, and then page faults
 // cost several times the permute. Huge pages take 512 times fewer. They are
 // made up front, each by one thread: a permute writes all over y, where threads
 // would meet in a page, both clear one, and throw one away.
 void TouchPages(char* y, int64_t size, const Executor& executor) {
   constexpr int64_t kPage = 4 << 10, kHugePage = 2 << 20;
+  // MADV_POPULATE_WRITE of Linux 5.14, which older headers lack.
+  constexpr int kPopulateWrite = 23;
   if (size < kTouchBytes) return;
   auto pointer = [](intptr_t at) { return reinterpret_cast<void*>(at); };
   const intptr_t begin = (reinterpret_cast<intptr_t>(y) + kPage - 1) & -kPage;
@@ -45,8 +47,7 @@ void TouchPages(char* y, int64_t size, const Executor& executor) {
       (end - base + kHugePage - 1) / kHugePage, [&](int64_t i) {
         const intptr_t from = std::max<intptr_t>(begin, base + i * kHugePage);
         const intptr_t to = std::min<intptr_t>(end, base + (i + 1) * kHugePage);
-        static_cast<void>(
-            madvise(pointer(from), to - from, MADV_POPULATE_WRITE));
+        static_cast<void>(madvise(pointer(from), to - from, kPopulateWrite));
       });
 }
 #else

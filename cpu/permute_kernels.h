@@ -214,7 +214,8 @@ JAX_LAYOUT_INLINE void Tile(const Vectors& vectors, const char* x,
   }
 }
 
-// A tile of whole columns, but only one lane of each row.
+// A tile of whole columns, but only one lane of each row: the load puts lane l
+// of register k from row l * kGroup + k.
 template <class V, int W, class Vectors>
 JAX_LAYOUT_INLINE void NarrowTile(const Vectors& vectors, const char* x,
                                   const int64_t* x_offset, char* y,
@@ -234,7 +235,8 @@ JAX_LAYOUT_INLINE void NarrowTile(const Vectors& vectors, const char* x,
 // ends. Tiles are done in strips of rows: the tiles of a strip write
 // neighbouring lines of y one after the other. Meanwhile the next lines of the
 // strip's rows, which here or in the block to come are the next columns, are
-// fetched into the second-level cache.
+// fetched into the second-level cache. Tiles of 1- and 2-byte elements have 32
+// rows or more, enough for a strip, and take longer.
 template <int W, int kRows, int kCols, class Fn>
 JAX_LAYOUT_INLINE void ForEachTile(const PermuteBlock& b, const Fn& tile) {
   constexpr int64_t kStrip = kRows * (W >= 4 ? 2 : 1);
