@@ -42,6 +42,13 @@ struct Avx2 {
     if constexpr (W == 4) return _mm256_unpackhi_epi32(a, b);
     if constexpr (W == 8) return _mm256_unpackhi_epi64(a, b);
   }
+  static JAX_LAYOUT_INLINE Reg LoadLanes(const char* x, const int64_t* at,
+                                         int step) {
+    const auto* low = reinterpret_cast<const __m128i*>(x + at[0]);
+    const auto* high = reinterpret_cast<const __m128i*>(x + at[step]);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(low)),
+                                   _mm_loadu_si128(high), 1);
+  }
   static JAX_LAYOUT_INLINE void TransposeLanes(Reg* r) {
     const Reg low = _mm256_permute2x128_si256(r[0], r[1], 0x20);
     r[1] = _mm256_permute2x128_si256(r[0], r[1], 0x31);

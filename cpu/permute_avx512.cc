@@ -68,6 +68,17 @@ struct Avx512 {
     if constexpr (W == 4) return _mm512_unpackhi_epi32(a, b);
     if constexpr (W == 8) return _mm512_unpackhi_epi64(a, b);
   }
+  static JAX_LAYOUT_INLINE Reg LoadLanes(const char* x, const int64_t* at,
+                                         int step) {
+    auto lane = [&](int l) JAX_LAYOUT_LAMBDA {
+      return _mm_loadu_si128(
+          reinterpret_cast<const __m128i*>(x + at[l * step]));
+    };
+    Reg v = _mm512_castsi128_si512(lane(0));
+    v = _mm512_inserti64x2(v, lane(1), 1);
+    v = _mm512_inserti64x2(v, lane(2), 2);
+    return _mm512_inserti64x2(v, lane(3), 3);
+  }
   static JAX_LAYOUT_INLINE void TransposeLanes(Reg* r) {
     const Reg a = _mm512_shuffle_i64x2(r[0], r[1], 0x88);  // 0 2 of each
     const Reg b = _mm512_shuffle_i64x2(r[0], r[1], 0xdd);  // 1 3

@@ -19,7 +19,6 @@ inline constexpr int64_t kStageBytes = 256 << 10;
 // y + y_offset[j] + i * bytes, for i < rows and j < cols.
 struct PermuteBlock {
   const char* x;
-  const char* next_x;  // of the block to come, or null: prefetched
   char* y;
   const int64_t* x_offset;
   const int64_t* y_offset;

@@ -13,19 +13,20 @@ namespace {
 // Results at least this large leave the cache anyway: writing around it saves
 // reading every line of y first.
 constexpr int64_t kStreamBytes = 12 << 20;
-// Wanted bytes of a block along y (a column) and along x (a row). A stage pays
-// for longer columns: their ragged ends are a smaller part.
-constexpr int64_t kColumnBytes = 1024;
-constexpr int64_t kRowBytes = 1024;
+// Wanted bytes of a block along y (a column) and along x (a row).
+constexpr int64_t kColumnBytes = 256;
+constexpr int64_t kRowBytes = 2048;
+// A stage pays for longer columns: their ragged ends are a smaller part. The
+// whole block must fit.
 constexpr int64_t kStagedColumnBytes = 1024;
-constexpr int64_t kStagedRowBytes = 512;
+constexpr int64_t kStagedBytes = 128 << 10;
 // Of a block of chunks that are copied one by one.
-constexpr int64_t kCopiedColumnBytes = 16384;
-constexpr int64_t kCopiedRowBytes = 1024;
+constexpr int64_t kCopiedColumnBytes = 4096;
+constexpr int64_t kCopiedRowBytes = 4096;
 // Large chunks are copied in pieces, so that threads can share one.
 constexpr int64_t kPieceBytes = 64 << 10;
-// Work worth handing to another thread.
-constexpr int64_t kTaskBytes = 128 << 10;
+// Work worth waking another thread for, which takes about 20 us.
+constexpr int64_t kTaskBytes = 256 << 10;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -75,7 +76,7 @@ class Chooser {
       row_bytes = kCopiedRowBytes;
     } else if (kernel_.stream && !direct_) {
       column_bytes = kStagedColumnBytes;
-      row_bytes = kStagedRowBytes;
+      row_bytes = kStagedBytes / column_bytes * plan.chunk;
     }
     rows_.target = std::max<int64_t>(1, column_bytes / plan.chunk);
     cols_.target = std::max<int64_t>(1, row_bytes / plan.chunk);

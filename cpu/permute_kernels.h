@@ -12,6 +12,7 @@
 //   Low<W>, High<W>     interleave the low (high) halves of each lane, in
 //                       elements of W bytes
 //   TransposeLanes      L registers seen as an L x L matrix of lanes
+//   LoadLanes           lane l from x + at[l * step]
 //   CopyPart            fewer than 64 bytes
 //   kMasks              whether LoadPart and StorePart are cheap; if not,
 //                       blocks smaller than a tile move element by element
@@ -23,7 +24,13 @@
 namespace jax_layout {
 namespace {
 
-#define JAX_LAYOUT_INLINE inline __attribute__((always_inline))
+#define JAX_LAYOUT_LAMBDA __attribute__((always_inline))
+#define JAX_LAYOUT_INLINE inline JAX_LAYOUT_LAMBDA
+
+template <int N>
+struct Count {
+  static constexpr int kCount = N;
+};
 
 template <int W>
 JAX_LAYOUT_INLINE void MoveElement(char* y, const char* x) {
@@ -207,54 +214,84 @@ JAX_LAYOUT_INLINE void Tile(const Vectors& vectors, const char* x,
   }
 }
 
-// Fetches rows [i, i + rows) of the block, or of the next one, at column j into
-// the second-level cache, where neither the loads in flight nor rows that are
-// a power of two apart push them out. Of two lines, the hardware fetches the
-// other.
-JAX_LAYOUT_INLINE void FetchRows(const PermuteBlock& b, int64_t i, int64_t rows,
-                                 int64_t j) {
-  if (j * b.bytes % 128 >= 64) return;
-  const char* x = b.x;
-  if (i + rows > b.rows) {
-    i -= b.rows / rows * rows;
-    x = b.next_x;
+// A tile of whole columns, but only one lane of each row: the load puts lane l
+// of register k from row l * kGroup + k.
+template <class V, int W, class Vectors>
+JAX_LAYOUT_INLINE void NarrowTile(const Vectors& vectors, const char* x,
+                                  const int64_t* x_offset, char* y,
+                                  const int64_t* y_offset) {
+  constexpr int kGroup = 16 / W;
+  typename V::Reg r[kGroup];
+#pragma GCC unroll 16
+  for (int k = 0; k < kGroup; ++k) {
+    r[k] = V::LoadLanes(x, x_offset + k, kGroup);
   }
-  if (x == nullptr || i + rows > b.rows) return;
-  for (int64_t k = 0; k < rows; ++k) {
-    __builtin_prefetch(x + b.x_offset[i + k] + j * b.bytes, 0, 2);
+  TransposeInLanes<V, W>(r);
+#pragma GCC unroll 16
+  for (int k = 0; k < kGroup; ++k) vectors.Store(y, y_offset, k, r[k]);
+}
+
+// Calls tile(i, j) for every tile of kRows x kCols in the block, less at the
+// ends. Tiles are done in strips of rows: the tiles of a strip write
+// neighbouring lines of y one after the other. Meanwhile the next lines of the
+// strip's rows, which here or in the block to come are the next columns, are
+// fetched into the second-level cache. Tiles of 1- and 2-byte elements have 32
+// rows or more, enough for a strip, and take longer.
+template <int W, int kRows, int kCols, class Fn>
+JAX_LAYOUT_INLINE void ForEachTile(const PermuteBlock& b, const Fn& tile) {
+  constexpr int64_t kStrip = kRows * (W >= 4 ? 2 : 1);
+  constexpr int64_t kAhead = W >= 4 ? 128 : 64;
+  for (int64_t strip = 0; strip < b.rows; strip += kStrip) {
+    const int64_t end = strip + kStrip < b.rows ? strip + kStrip : b.rows;
+    for (int64_t j = 0; j < b.cols; j += kCols) {
+      for (int64_t i = strip; i < end; i += kRows) {
+        const char* ahead = b.x + j * b.bytes + kAhead;
+        for (int64_t k = i; k < i + kRows && k < end; ++k) {
+          __builtin_prefetch(ahead + b.x_offset[k], 0, 2);
+        }
+        tile(i, j);
+      }
+    }
   }
 }
 
 template <class V, int W>
 void TransposeBlock(const PermuteBlock& b) {
   constexpr int kTile = V::kBytes / W;
+  constexpr int kNarrow = 16 / W;
   char* y = b.stage ? b.stage : b.y;
   const int64_t* y_offset = b.stage ? b.stage_offset : b.y_offset;
+  // The last tile of a row or column overlaps the one before.
+  auto tiles = [&](auto cols, auto run) JAX_LAYOUT_LAMBDA {
+    constexpr int kCols = decltype(cols)::kCount;
+    ForEachTile<W, kTile, kCols>(
+        b, [&](int64_t i, int64_t j) JAX_LAYOUT_LAMBDA {
+          const bool aligned = i <= b.rows - kTile;
+          if (!aligned) i = b.rows - kTile;
+          if (j > b.cols - kCols) j = b.cols - kCols;
+          if (b.stream && aligned) {
+            run(StreamedVectors<V>{}, b.x + j * W, b.x_offset + i, y + i * W,
+                y_offset + j);
+          } else {
+            run(WholeVectors<V>{}, b.x + j * W, b.x_offset + i, y + i * W,
+                y_offset + j);
+          }
+        });
+  };
   if (b.rows >= kTile && b.cols >= kTile) {
-    // The last tile of a row or column overlaps the one before.
-    for (int64_t i = 0; i < b.rows; i += kTile) {
-      if (i > b.rows - kTile) i = b.rows - kTile;
-      for (int64_t j = 0; j < b.cols; j += kTile) {
-        if (j > b.cols - kTile) j = b.cols - kTile;
-        FetchRows(b, i + kTile, kTile, j);
-        if (b.stream && i % kTile == 0) {
-          Tile<V, W>(StreamedVectors<V>{}, b.x + j * W, b.x_offset + i,
-                     y + i * W, y_offset + j);
-        } else {
-          Tile<V, W>(WholeVectors<V>{}, b.x + j * W, b.x_offset + i, y + i * W,
-                     y_offset + j);
-        }
-      }
-    }
+    tiles(Count<kTile>{},
+          [](auto... args) JAX_LAYOUT_LAMBDA { Tile<V, W>(args...); });
+  } else if (b.rows >= kTile && b.cols >= kNarrow) {
+    tiles(Count<kNarrow>{},
+          [](auto... args) JAX_LAYOUT_LAMBDA { NarrowTile<V, W>(args...); });
   } else if constexpr (V::kMasks) {
     PartVectors<V, W> part;
-    for (int64_t i = 0; i < b.rows; i += kTile) {
+    ForEachTile<W, kTile, kTile>(b, [&](int64_t i,
+                                        int64_t j) JAX_LAYOUT_LAMBDA {
       part.rows = b.rows - i < kTile ? b.rows - i : kTile;
-      for (int64_t j = 0; j < b.cols; j += kTile) {
-        part.cols = b.cols - j < kTile ? b.cols - j : kTile;
-        Tile<V, W>(part, b.x + j * W, b.x_offset + i, y + i * W, y_offset + j);
-      }
-    }
+      part.cols = b.cols - j < kTile ? b.cols - j : kTile;
+      Tile<V, W>(part, b.x + j * W, b.x_offset + i, y + i * W, y_offset + j);
+    });
   } else {
     for (int64_t i = 0; i < b.rows; ++i) {
       const char* x = b.x + b.x_offset[i];
@@ -272,77 +309,65 @@ void PackedBlock(const PermuteBlock& b) {
   char* y = b.stage ? b.stage : b.y;
   const int64_t* y_offset = b.stage ? b.stage_offset : b.y_offset;
   PackedVectors<V, W> packed(b.bytes);
-  for (int64_t i = 0; i < b.rows; i += kTile) {
+  ForEachTile<W, kTile, kTile>(b, [&](int64_t i, int64_t j) JAX_LAYOUT_LAMBDA {
     packed.rows = b.rows - i < kTile ? b.rows - i : kTile;
-    for (int64_t j = 0; j < b.cols; j += kTile) {
-      packed.cols = b.cols - j < kTile ? b.cols - j : kTile;
-      FetchRows(b, i + kTile, kTile, j);
-      Tile<V, W>(packed, b.x + j * b.bytes, b.x_offset + i, y + i * b.bytes,
-                 y_offset + j);
-    }
-  }
+    packed.cols = b.cols - j < kTile ? b.cols - j : kTile;
+    Tile<V, W>(packed, b.x + j * b.bytes, b.x_offset + i, y + i * b.bytes,
+               y_offset + j);
+  });
   if (b.stage) DrainStage<V>(b);
 }
 
-template <class V, int S>
-void MoveChunks(const PermuteBlock& b) {
+// Along y first: the writes are one run after another, and reads of scattered
+// runs cost less than writes.
+template <class Fn>
+JAX_LAYOUT_INLINE void ForEachChunk(const PermuteBlock& b, const Fn& copy) {
   char* y = b.stage ? b.stage : b.y;
   const int64_t* y_offset = b.stage ? b.stage_offset : b.y_offset;
-  for (int64_t i = 0; i < b.rows; ++i) {
-    const char* x = b.x + b.x_offset[i];
-    for (int64_t j = 0; j < b.cols; ++j) {
-      MoveTwice<S>(y + y_offset[j] + i * b.bytes, x + j * b.bytes, b.bytes);
+  for (int64_t j = 0; j < b.cols; ++j) {
+    const char* x = b.x + j * b.bytes;
+    for (int64_t i = 0; i < b.rows; ++i) {
+      copy(y + y_offset[j] + i * b.bytes, x + b.x_offset[i]);
     }
   }
+}
+
+template <int S>
+void MoveChunks(const PermuteBlock& b) {
+  const int64_t bytes = b.bytes;
+  ForEachChunk(b, [=](char* y, const char* x)
+                      JAX_LAYOUT_LAMBDA { MoveTwice<S>(y, x, bytes); });
 }
 
 template <class V>
 void MoveBlock(const PermuteBlock& b) {
   if (b.bytes >= 32) {
-    MoveChunks<V, 32>(b);
+    MoveChunks<32>(b);
   } else if (b.bytes >= 16) {
-    MoveChunks<V, 16>(b);
+    MoveChunks<16>(b);
   } else if (b.bytes >= 8) {
-    MoveChunks<V, 8>(b);
+    MoveChunks<8>(b);
   } else if (b.bytes >= 4) {
-    MoveChunks<V, 4>(b);
+    MoveChunks<4>(b);
   } else {
-    MoveChunks<V, 2>(b);  // 3 bytes
+    MoveChunks<2>(b);  // 3 bytes
   }
   if (b.stage) DrainStage<V>(b);
 }
 
-template <class V, bool kStream, int kLines>
-void CopyChunks(const PermuteBlock& b) {
-  char* y = b.stage ? b.stage : b.y;
-  const int64_t* y_offset = b.stage ? b.stage_offset : b.y_offset;
-  for (int64_t i = 0; i < b.rows; ++i) {
-    const char* x = b.x + b.x_offset[i];
-    for (int64_t j = 0; j < b.cols; ++j, x += b.bytes) {
-      char* to = y + y_offset[j] + i * b.bytes;
-      if constexpr (kLines > 0) {
-        CopyLines<V, kStream>(to, x, kLines);
-      } else {
-        Copy<V, kStream>(to, x, b.bytes);
-      }
-    }
-  }
-}
-
 template <class V>
 void CopyBlock(const PermuteBlock& b) {
+  const int64_t bytes = b.bytes;
+  const int64_t lines = bytes / 64;
   if (!b.stream) {
-    CopyChunks<V, false, 0>(b);
-  } else if (reinterpret_cast<intptr_t>(b.y) % 64 != 0 || b.bytes > 256) {
-    CopyChunks<V, true, 0>(b);
-  } else if (b.bytes == 256) {
-    CopyChunks<V, true, 4>(b);
-  } else if (b.bytes == 128) {
-    CopyChunks<V, true, 2>(b);
-  } else if (b.bytes == 64) {
-    CopyChunks<V, true, 1>(b);
+    ForEachChunk(b, [&](char* y, const char* x)
+                        JAX_LAYOUT_LAMBDA { Copy<V, false>(y, x, bytes); });
+  } else if (bytes % 64 == 0 && reinterpret_cast<intptr_t>(b.y) % 64 == 0) {
+    ForEachChunk(b, [&](char* y, const char* x)
+                        JAX_LAYOUT_LAMBDA { CopyLines<V, true>(y, x, lines); });
   } else {
-    CopyChunks<V, true, 0>(b);
+    ForEachChunk(b, [&](char* y, const char* x)
+                        JAX_LAYOUT_LAMBDA { Copy<V, true>(y, x, bytes); });
   }
   if (b.stage) DrainStage<V>(b);
 }

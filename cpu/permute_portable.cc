@@ -64,6 +64,10 @@ struct Portable {
     if constexpr (W == 8) return JAX_LAYOUT_SHUFFLE(Reg8, a, b, 1, 3);
   }
 #undef JAX_LAYOUT_SHUFFLE
+  static JAX_LAYOUT_INLINE Reg LoadLanes(const char* x, const int64_t* at,
+                                         int) {
+    return Load(x + at[0]);
+  }
   static JAX_LAYOUT_INLINE void TransposeLanes(Reg*) {}
 };
 

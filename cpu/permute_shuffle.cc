@@ -46,11 +46,9 @@ bool ShuffleExtents(const PermutePlan& plan, const std::vector<int>& y_order,
     if (others > kMaxBytes) return false;
   }
   int64_t& steps = (*take)[*split];
-  if (others * steps > kMaxBytes) {
-    // Whole vectors of every chunk size, so that the next block starts on one.
-    steps = std::max<int64_t>(1, vector_bytes / plan.chunk);
-  }
-  return others * steps <= 4 * kMaxBytes;
+  // A power of two, so that the next block starts on a vector as well.
+  while (others * steps > kMaxBytes) steps = steps > 64 ? 64 : (steps + 1) / 2;
+  return true;
 }
 
 ShuffleProgram MakeShuffleProgram(const PermutePlan& plan,
