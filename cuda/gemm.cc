@@ -278,6 +278,13 @@ uint32_t Alignment(const void* buffer, int64_t bytes,
   return static_cast<uint32_t>(bits & -bits);
 }
 
+// An address near a buffer, unless there is none, that is aligned no better.
+const void* Example(const void* buffer, uint32_t alignment) {
+  if (buffer == nullptr) return nullptr;
+  const uintptr_t page = reinterpret_cast<uintptr_t>(buffer) & -uintptr_t{512};
+  return reinterpret_cast<const void*>(page | alignment);
+}
+
 // What cublasLtMatmul is called with, but for pointers. a and b are ours: the
 // library's first operand is b.
 struct Launch {
@@ -358,15 +365,15 @@ const void* Vector(const GemmBuffers& buffers) {
   return buffers.sums != nullptr ? buffers.sums : buffers.bias;
 }
 
-void SetPointers(const lt::Library& library, const GemmBuffers& buffers,
-                 lt::MatmulDesc operation, Calls* calls) {
+void SetPointers(const lt::Library& library, const void* vector,
+                 const void* aux, lt::MatmulDesc operation, Calls* calls) {
   const auto set = [&](lt::MatmulDescAttribute attribute, const void* pointer) {
     (*calls)("cublasLtMatmulDescSetAttribute",
              library.MatmulDescSetAttribute(operation, attribute, &pointer,
                                             sizeof(pointer)));
   };
-  if (Vector(buffers) != nullptr) set(lt::kBiasPointer, Vector(buffers));
-  if (buffers.aux != nullptr) set(lt::kAuxPointer, buffers.aux);
+  if (vector != nullptr) set(lt::kBiasPointer, vector);
+  if (aux != nullptr) set(lt::kAuxPointer, aux);
 }
 
 // Fills in all but the key.
@@ -418,9 +425,10 @@ Status MakeLaunch(const GemmKernel& kernel, const GemmBuffers& buffers,
     describe(lt::kAuxLd, ld);
     if (key.batch > 1) describe(lt::kAuxBatchStride, kernel.batch.y_stride);
   }
-  // The heuristic looks at their alignment.
+  // The heuristic takes from them what alignment it may count on.
   if (calls.ok()) {
-    SetPointers(library, buffers, launch->operation, &calls);
+    SetPointers(library, Example(Vector(buffers), key.vector),
+                Example(buffers.aux, key.aux), launch->operation, &calls);
   }
   lay_out(&launch->b, problem.operands, plan.b.transposed ? plan.k : plan.n,
           plan.b.transposed ? plan.n : plan.k, plan.b.ld,
@@ -475,7 +483,8 @@ Status Enqueue(const GemmKernel& kernel, const GemmBuffers& buffers,
   std::unique_lock lock(launch->pointers, std::defer_lock);
   if (Vector(buffers) != nullptr || buffers.aux != nullptr) {
     lock.lock();
-    SetPointers(library, buffers, launch->operation, &calls);
+    SetPointers(library, Vector(buffers), buffers.aux, launch->operation,
+                &calls);
   }
   calls("cublasLtMatmul",
         library.Matmul(launch->handle, launch->operation, kernel.alpha.data(),
