@@ -61,27 +61,27 @@ SPECS = {
 }
 
 
-def compile_library(sources, library, *flags):
+def compile_program(sources, program, *flags):
     done = subprocess.run(
         [
             "g++",
             "-std=c++20",
             "-fPIC",
-            "-shared",
             "-Wall",
             "-Wextra",
             "-Werror",
-            f"-I{ROOT / 'tests' / 'fake_cublaslt'}",
-            f"-I{ROOT}",
+            "-Itests/fake_cublaslt",
+            "-I.",
             *flags,
-            *(ROOT / source for source in sources),
+            *sources,
             "-o",
-            library,
+            program,
             "-ldl",
         ],
         check=False,
         capture_output=True,
         text=True,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
 
@@ -174,7 +174,8 @@ class Kernel:
     ):
         self.library, self.spec = library, spec
         self.operands, self.result = operands, result or operands
-        extents = dict(zip(spec.split("->")[0].replace(",", ""), a_shape + b_shape))
+        labels = spec.split("->")[0].replace(",", "")
+        extents = dict(zip(labels, a_shape + b_shape, strict=True))
         self.y_shape = tuple(extents[c] for c in spec.split("->")[1])
         self.alpha, self.beta = alpha, beta
         self.activation, self.derivative = activation, derivative
@@ -240,14 +241,15 @@ class Kernel:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cublaslt")
-    flags = ["-O2"]
+    flags = ["-shared", "-O2"]
     if SANITIZED:
-        flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
+        flags = ["-shared", "-O1", "-g", "-fsanitize=address,undefined"]
+        flags += ["-fno-sanitize-recover=all"]
     fake, ours = folder / "libfake_cublaslt.so", folder / "libgemm.so"
-    compile_library(["tests/fake_cublaslt/fake_cublaslt.cc"], fake, *flags)
+    compile_program(["tests/fake_cublaslt/fake_cublaslt.cc"], fake, *flags)
     sources = ["tests/fake_cublaslt/gemm_test_library.cc"]
     sources += ["cuda/gemm.cc", "cuda/gemm_cublaslt.cc"]
-    compile_library(sources, ours, *flags)
+    compile_program(sources, ours, *flags)
     return Library(fake, ours)
 
 
@@ -314,8 +316,7 @@ def check(kernel, a, b, y=None, bias=None, aux=None, **kwargs):
     got = kernel(a, b, y, bias, aux, **kwargs)
     assert not isinstance(got, str), got
     want = expected(kernel, a, b, y, bias, aux)
-    assert len(got) == len(want)
-    for ours, theirs in zip(got, want):
+    for ours, theirs in zip(got, want, strict=True):
         assert_close(ours, theirs)
 
 
@@ -356,17 +357,16 @@ def test_eight_bits(library, operands):
             ("bshd,bthd->bhst", (2, 5, 3, 16), (2, 16, 3, 16)),
         ):
             a, b = (numbers(i, s, operands) for i, s in enumerate(shapes))
-            kernel = Kernel(
-                library, spec, *shapes, operands, result, alpha=2, beta=-1
-            )
+            kernel = Kernel(library, spec, *shapes, operands, result, alpha=2, beta=-1)
             check(kernel, a, b, numbers(2, kernel.y_shape, result))
 
 
 @pytest.mark.parametrize("spec", ["mk,kn->mn", "km,kn->mn", "mk,kn->nm"])
 def test_eight_bit_floats_want_k_contiguous(library, spec):
-    assert "needs k contiguous" in Kernel(
-        library, spec, (16, 16), (16, 16), E4M3, BF16
-    ).refusal
+    assert (
+        "needs k contiguous"
+        in Kernel(library, spec, (16, 16), (16, 16), E4M3, BF16).refusal
+    )
     kernel = Kernel(library, spec, (16, 16), (16, 16), S8, S32)
     a = np.ones((16, 16), np.int8)
     if kernel.refusal == "" and spec != "mk,kn->nm":
@@ -375,16 +375,17 @@ def test_eight_bit_floats_want_k_contiguous(library, spec):
 
 @pytest.mark.parametrize("shapes", [((4, 24), (16, 24)), ((4, 16), (9, 16))], ids=str)
 def test_eight_bit_floats_want_multiples(library, shapes):
-    assert "multiples of 16 bytes" in Kernel(
-        library, "mk,nk->mn", *shapes, E4M3, F32
-    ).refusal
+    assert (
+        "multiples of 16 bytes"
+        in Kernel(library, "mk,nk->mn", *shapes, E4M3, F32).refusal
+    )
 
 
-@pytest.mark.parametrize("operands, result", list(itertools.product(DTYPES, repeat=2)), ids=str)
+@pytest.mark.parametrize(
+    "operands, result", list(itertools.product(DTYPES, repeat=2)), ids=str
+)
 def test_other_dtypes_are_refused(library, operands, result):
-    refusal = Kernel(
-        library, "mk,nk->mn", (16, 16), (16, 16), operands, result
-    ).refusal
+    refusal = Kernel(library, "mk,nk->mn", (16, 16), (16, 16), operands, result).refusal
     if result in results_of(operands):
         assert refusal == ""
     else:
@@ -582,25 +583,21 @@ def test_without_a_product(library, dtype, k, alpha, beta, activation, bias):
         kernel.alpha = 1
         zeros = (np.zeros(s, dtype) for s in shapes)
         want = expected(kernel, *zeros, y, bias_)
-        for ours, theirs in zip(got, want):
+        for ours, theirs in zip(got, want, strict=True):
             assert_close(ours, theirs)
 
 
 def test_sums_over_nothing_are_zero(library):
     empty = np.zeros((5, 0), np.float32), np.zeros((0, 8), np.float32)
     for beta in (0, 1, 0.5):
-        kernel = Kernel(
-            library, "mk,kn->mn", (5, 0), (0, 8), F32, beta=beta, sums=True
-        )
+        kernel = Kernel(library, "mk,kn->mn", (5, 0), (0, 8), F32, beta=beta, sums=True)
         check(kernel, *empty, numbers(0, (5, 8), F32))
 
 
 @pytest.mark.parametrize("operands", DTYPES, ids=str)
 def test_zeros_of_every_dtype(library, operands):
     for result in results_of(operands):
-        kernel = Kernel(
-            library, "mk,nk->mn", (5, 0), (16, 0), operands, result, beta=2
-        )
+        kernel = Kernel(library, "mk,nk->mn", (5, 0), (16, 0), operands, result, beta=2)
         empty = np.zeros((5, 0), operands), np.zeros((16, 0), operands)
         check(kernel, *empty, numbers(0, (5, 16), result))
 
@@ -820,6 +817,20 @@ def test_declarations_are_those_of_the_header(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(SANITIZED, reason="is slow, and nothing new to a sanitizer")
+def test_the_check_for_devices_runs_here(library, tmp_path):
+    """tests/cuda_check_gemm.cu, over the same library."""
+    program = tmp_path / "cuda_check_gemm"
+    sources = ["cuda/gemm.cc", "cuda/gemm_cublaslt.cc"]
+    sources += ["-xc++", "tests/cuda_check_gemm.cu", "-xnone"]
+    compile_program(sources, program, "-O2")
+    done = subprocess.run(
+        [program, library.fake._name], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    assert "cuda_check_gemm: 0 of " in done.stdout
 
 
 # -- once more, with sanitizers ------------------------------------------------

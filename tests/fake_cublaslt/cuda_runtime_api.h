@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of the CUDA runtime that the GEMMs use, over host memory: found
-// first on the include path, it lets g++ compile cuda/gemm*.cc as they are.
+// The part of the CUDA runtime that the GEMMs and cuda_check_gemm use, over
+// host memory: found first on the include path, it lets g++ compile them as
+// they are. What is enqueued is done at once, captured or not.
 #ifndef JAX_LAYOUT_TESTS_FAKE_CUBLASLT_CUDA_RUNTIME_API_H_
 #define JAX_LAYOUT_TESTS_FAKE_CUBLASLT_CUDA_RUNTIME_API_H_
 
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 
 using cudaStream_t = struct CUstream_st*;
@@ -40,5 +42,44 @@ inline cudaError_t cudaThreadExchangeStreamCaptureMode(
   *mode = before;
   return cudaSuccess;
 }
+
+// For cuda_check_gemm alone.
+using cudaGraph_t = struct CUgraph_st*;
+using cudaGraphExec_t = struct CUgraphExec_st*;
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+inline cudaError_t cudaMalloc(void** to, size_t size) {
+  *to = std::aligned_alloc(256, (size + 255) / 256 * 256);
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t size,
+                              cudaMemcpyKind) {
+  std::memcpy(to, from, size);
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreate(cudaStream_t*) { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t*) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t,
+                                        unsigned long long) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
+inline cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
 
 #endif  // JAX_LAYOUT_TESTS_FAKE_CUBLASLT_CUDA_RUNTIME_API_H_
