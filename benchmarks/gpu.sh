@@ -44,12 +44,17 @@ step() {
 nvcc=$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")
 sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
 
+# jax loads it from its wheel; our check is told where that is.
+cublaslt=$("$python" -c 'import glob, nvidia
+print(*[f for p in nvidia.__path__ for f in glob.glob(p + "/cu13/lib/libcublasLt.so.13")][:1])' 2>/dev/null)
+
 step 180 build "$python" -m pip install --no-build-isolation --no-deps --no-index -e . \
   -C cmake.define.JAX_LAYOUT_CUDA=ON -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$arch-real"
 step 60 "configure cuda_check" cmake -S . -B "$check" -DPython_EXECUTABLE="$(command -v "$python")" \
   -DJAX_LAYOUT_CUDA=ON -DJAX_LAYOUT_CUDA_CHECK=ON -DCMAKE_CUDA_ARCHITECTURES="$arch-real"
-step 120 "build cuda_check" cmake --build "$check" --target cuda_check --parallel
+step 120 "build cuda_check" cmake --build "$check" --target cuda_check cuda_check_gemm --parallel
 step 60 cuda_check "$check/cuda_check" --huge
+step 120 cuda_check_gemm "$check/cuda_check_gemm" $cublaslt
 step 120 memcheck "$sanitizer" --tool memcheck --error-exitcode 1 "$check/cuda_check"
 step 120 racecheck "$sanitizer" --tool racecheck --error-exitcode 1 "$check/cuda_check"
 step 240 tests env XLA_PYTHON_CLIENT_PREALLOCATE=false "$python" -m pytest -q tests

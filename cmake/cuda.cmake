@@ -11,7 +11,8 @@
 # --no-build-isolation to see them. No GPU is needed to build.
 #
 # Architectures: -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90 for an H100 alone.
-# The runtime is linked statically, so the module loads without CUDA.
+# The runtime is linked statically and cuBLASLt opened when first used, so the
+# module loads without CUDA and nothing of cuBLASLt is needed to build.
 if(NOT CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   # Ampere, Hopper, Blackwell, and PTX for what comes after.
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 CACHE STRING "CUDA architectures")
@@ -62,9 +63,13 @@ add_library(jax_layout_cudart INTERFACE)
 target_include_directories(jax_layout_cudart SYSTEM INTERFACE
   ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 
-option(JAX_LAYOUT_CUDA_CHECK "Build cuda_check, which checks the CUDA kernels without Python" OFF)
+option(JAX_LAYOUT_CUDA_CHECK "Build cuda_check and cuda_check_gemm, which check the CUDA kernels without Python" OFF)
 if(JAX_LAYOUT_CUDA_CHECK)
   add_executable(cuda_check ${PROJECT_SOURCE_DIR}/tests/cuda_check.cu ${PROJECT_SOURCE_DIR}/cuda/permute.cu)
   target_include_directories(cuda_check PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_options(cuda_check PRIVATE -lineinfo)
+  add_executable(cuda_check_gemm ${PROJECT_SOURCE_DIR}/tests/cuda_check_gemm.cu
+    ${PROJECT_SOURCE_DIR}/cuda/gemm.cc ${PROJECT_SOURCE_DIR}/cuda/gemm_cublaslt.cc)
+  target_include_directories(cuda_check_gemm PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(cuda_check_gemm PRIVATE jax_layout_cudart ${CMAKE_DL_LIBS})
 endif()

@@ -1,0 +1,657 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/gemm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+
+namespace jax_layout {
+namespace {
+
+constexpr int64_t kMaxBatch = 65535;
+constexpr int64_t kWorkspaceAlignment = 256;
+// Products of zeros have this k, and both operands contiguous along it: no
+// dtype has a smaller k or another layout everywhere.
+constexpr int64_t kZerosK = 16;
+
+struct TypeInfo {
+  const char* name;
+  lt::DataType type;
+  int64_t bytes;
+};
+constexpr TypeInfo kTypes[] = {
+    // by DType
+    {"float32", lt::kR32F, 4},
+    {"float64", lt::kR64F, 8},
+    {"bfloat16", lt::kR16BF, 2},
+    {"float16", lt::kR16F, 2},
+    {"float8_e4m3fn", lt::kR8FE4M3, 1},
+    {"float8_e5m2", lt::kR8FE5M2, 1},
+    {"int8", lt::kR8I, 1},
+    {"int32", lt::kR32I, 4},
+    {"complex64", lt::kC32F, 8},
+    {"complex128", lt::kC64F, 16},
+};
+const TypeInfo& Info(DType type) { return kTypes[static_cast<int>(type)]; }
+
+std::string Describe(const GemmProblem& problem) {
+  const GemmPlan& plan = problem.plan;
+  const auto name = [](Activation activation) {
+    return activation == Activation::kRelu ? "relu" : "gelu";
+  };
+  std::string text =
+      "m=" + std::to_string(plan.m) + ", n=" + std::to_string(plan.n) +
+      ", k=" + std::to_string(plan.k) + " of " + Info(problem.operands).name +
+      " to " + Info(problem.result).name;
+  if (plan.a.transposed) text += ", a transposed";
+  if (plan.b.transposed) text += ", b transposed";
+  if (plan.Steps() != 1) text += ", " + std::to_string(plan.Steps()) + " times";
+  if (problem.beta != 0.) text += ", beta";
+  if (problem.bias) text += ", bias";
+  if (problem.activation != Activation::kNone) {
+    text += std::string(", ") + name(problem.activation);
+  }
+  if (problem.aux) text += ", aux";
+  if (problem.derivative != Activation::kNone) {
+    text += std::string(", derivative of ") + name(problem.derivative);
+  }
+  if (problem.sums) text += ", sums";
+  return text;
+}
+
+bool IsComplex(DType type) {
+  return type == DType::kC64 || type == DType::kC128;
+}
+
+// Whether cuBLASLt makes such results of such operands.
+bool HasTypes(DType operands, DType result) {
+  switch (operands) {
+    case DType::kF32:
+    case DType::kF64:
+    case DType::kC64:
+    case DType::kC128:
+      return result == operands;
+    case DType::kBF16:
+    case DType::kF16:
+      return result == operands || result == DType::kF32;
+    case DType::kF8E4M3:
+      return result == DType::kBF16 || result == DType::kF16 ||
+             result == DType::kF32;
+    case DType::kS8:
+      return result == DType::kS32;
+    case DType::kF8E5M2:  // never on both sides
+    case DType::kS32:
+      return false;
+  }
+  return false;
+}
+
+bool IsInt32(std::complex<double> x) {
+  return x.real() == std::nearbyint(x.real()) &&
+         x.real() >= std::numeric_limits<int32_t>::min() &&
+         x.real() <= std::numeric_limits<int32_t>::max();
+}
+
+// e4m3 wants 16 bytes everywhere; a lone row's stride is never used.
+bool HasFp8Layout(const GemmProblem& problem) {
+  const GemmPlan& plan = problem.plan;
+  const int64_t bytes = Info(problem.result).bytes;
+  bool fits = !plan.a.transposed && plan.b.transposed && plan.k % 16 == 0 &&
+              plan.n * bytes % 16 == 0;
+  fits &= plan.m <= 1 || (plan.a.ld % 16 == 0 && plan.y.ld * bytes % 16 == 0);
+  fits &= plan.n <= 1 || plan.b.ld % 16 == 0;
+  for (const GemmLoop& loop : plan.loops) {
+    fits &= loop.a_stride % 16 == 0 && loop.b_stride % 16 == 0 &&
+            loop.y_stride * bytes % 16 == 0;
+  }
+  return fits;
+}
+
+// Where cuBLASLt can read or write aux: the distance of rows and steps.
+bool HasAuxLayout(const GemmPlan& plan) {
+  bool fits = plan.m <= 1 || plan.y.ld % 8 == 0;
+  for (const GemmLoop& loop : plan.loops) fits &= loop.y_stride % 8 == 0;
+  return fits;
+}
+
+// Why cuBLASLt cannot, or nothing.
+std::string Refusal(const GemmProblem& problem) {
+  const GemmPlan& plan = problem.plan;
+  const bool activation = problem.activation != Activation::kNone;
+  const bool derivative = problem.derivative != Activation::kNone;
+  if (!HasTypes(problem.operands, problem.result)) {
+    return "has no such product";
+  }
+  if (problem.operands == DType::kF8E4M3 && plan.k != 0 &&
+      !HasFp8Layout(problem)) {
+    return "needs k contiguous in both operands of 8-bit floats, and "
+           "multiples of 16 bytes";
+  }
+  if (!IsComplex(problem.result) &&
+      (problem.alpha.imag() != 0 || problem.beta.imag() != 0)) {
+    return "needs a real alpha and beta for real results";
+  }
+  if (problem.result == DType::kS32 &&
+      !(IsInt32(problem.alpha) && IsInt32(problem.beta))) {
+    return "needs an integer alpha and beta for integer results";
+  }
+  if ((problem.bias || activation || derivative || problem.aux ||
+       problem.sums) &&
+      (IsComplex(problem.result) || problem.result == DType::kS32)) {
+    return "has nothing but the product for integers and complex numbers";
+  }
+  if (problem.bias && problem.operands == DType::kF8E4M3 &&
+      problem.result == DType::kF32) {
+    return "has no float32 bias for 8-bit floats";
+  }
+  if (problem.derivative == Activation::kRelu ||
+      (problem.aux && problem.activation != Activation::kGelu)) {
+    return "keeps z for gelu alone";
+  }
+  if (derivative && (problem.bias || activation || problem.sums)) {
+    return "multiplies nothing but alpha * (a @ b) + beta * y by a derivative";
+  }
+  if ((problem.aux || derivative) && !HasAuxLayout(plan)) {
+    return "needs rows and steps of aux a multiple of 8 elements apart";
+  }
+  if (problem.sums &&
+      (problem.bias || activation || problem.alpha != 1. || plan.n == 0)) {
+    return "has sums with a plain product of some columns alone";
+  }
+  return "";
+}
+
+lt::ComputeType ChooseCompute(const GemmProblem& problem) {
+  switch (problem.operands) {
+    case DType::kF64:
+    case DType::kC128:
+      return lt::kCompute64F;
+    case DType::kS8:
+      return lt::kCompute32I;
+    case DType::kF32:
+    case DType::kC64:
+      return problem.tf32 ? lt::kCompute32FFastTF32 : lt::kCompute32F;
+    default:
+      return lt::kCompute32F;
+  }
+}
+
+lt::DataType ChooseScale(DType operands) {
+  switch (operands) {
+    case DType::kF64:
+    case DType::kC64:
+    case DType::kC128:
+      return Info(operands).type;
+    case DType::kS8:
+      return lt::kR32I;
+    default:
+      return lt::kR32F;
+  }
+}
+
+template <typename T>
+void Put(T value, std::array<std::byte, 16>* to) {
+  std::memcpy(to->data(), &value, sizeof(value));
+}
+
+void PutScalar(std::complex<double> value, lt::DataType type,
+               std::array<std::byte, 16>* to) {
+  switch (type) {
+    case lt::kR64F:
+      return Put(value.real(), to);
+    case lt::kR32I:
+      return Put(static_cast<int32_t>(value.real()), to);
+    case lt::kC32F:
+      return Put(std::complex<float>(value), to);
+    case lt::kC64F:
+      return Put(value, to);
+    default:
+      return Put(static_cast<float>(value.real()), to);
+  }
+}
+
+// Of a problem that Refusal lets pass.
+lt::Epilogue ChooseEpilogue(const GemmProblem& problem) {
+  if (problem.sums) return lt::kBGradB;
+  if (problem.derivative == Activation::kGelu) return lt::kDGelu;
+  switch (problem.activation) {
+    case Activation::kNone:
+      return problem.bias ? lt::kBias : lt::kDefault;
+    case Activation::kRelu:
+      return problem.bias ? lt::kReluBias : lt::kRelu;
+    case Activation::kGelu:
+      if (problem.aux) return problem.bias ? lt::kGeluAuxBias : lt::kGeluAux;
+      return problem.bias ? lt::kGeluBias : lt::kGelu;
+  }
+  return lt::kDefault;
+}
+
+// alpha * (a @ b) is 0 without a and b being read.
+void DropProduct(GemmKernel* kernel) {
+  GemmProblem& problem = kernel->problem;
+  const bool plain =
+      !problem.bias && problem.derivative == Activation::kNone &&
+      (problem.beta == 0. ||
+       (problem.beta == 1. && problem.activation == Activation::kNone));
+  kernel->work = plain ? GemmKernel::kFill : GemmKernel::kMultiplyZeros;
+  problem.alpha = 1;
+  problem.plan.k = kZerosK;
+  problem.plan.a = {false, kZerosK};
+  problem.plan.b = {true, kZerosK};
+  for (GemmLoop& loop : problem.plan.loops) loop.a_stride = loop.b_stride = 0;
+}
+
+constexpr int64_t CeilDiv(int64_t x, int64_t y) { return (x + y - 1) / y; }
+constexpr int64_t RoundUp(int64_t x, int64_t y) { return CeilDiv(x, y) * y; }
+
+void* Offset(const void* from, int64_t bytes) {
+  return static_cast<char*>(const_cast<void*>(from)) + bytes;
+}
+
+Status CudaStatus(cudaError_t error) {
+  if (error == cudaSuccess) return Status::Ok();
+  return Status::Error(std::string("gemm: ") + cudaGetErrorString(error) + ".");
+}
+
+// What the heuristic's answer depends on, beyond the problem. Alignments are
+// powers of two, 256 at most, that divide the address of every matrix.
+struct LaunchKey {
+  int device = 0;
+  int64_t batch = 1;
+  uint32_t a = 0, b = 0, y = 0, vector = 0, aux = 0;
+  int64_t workspace_bytes = 0;
+  bool operator==(const LaunchKey&) const = default;
+};
+
+uint32_t Alignment(const void* buffer, int64_t bytes,
+                   const std::vector<GemmLoop>& loops,
+                   int64_t GemmLoop::* stride) {
+  uintptr_t bits = reinterpret_cast<uintptr_t>(buffer) | 256;
+  for (const GemmLoop& loop : loops) {
+    bits |= static_cast<uintptr_t>(loop.*stride * bytes);
+  }
+  return static_cast<uint32_t>(bits & -bits);
+}
+
+// An address near a buffer, unless there is none, that is aligned no better.
+const void* Example(const void* buffer, uint32_t alignment) {
+  if (buffer == nullptr) return nullptr;
+  const uintptr_t page = reinterpret_cast<uintptr_t>(buffer) & -uintptr_t{512};
+  return reinterpret_cast<const void*>(page | alignment);
+}
+
+// What cublasLtMatmul is called with, but for pointers. a and b are ours: the
+// library's first operand is b.
+struct Launch {
+  LaunchKey key;
+  const lt::Library* library = nullptr;
+  lt::Handle handle = nullptr;
+  lt::MatmulDesc operation = nullptr;
+  lt::Layout a = nullptr, b = nullptr, y = nullptr;
+  lt::Algorithm algorithm = {};
+  std::mutex pointers;  // held while those in `operation` count
+
+  Launch() = default;
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
+  ~Launch() {
+    for (lt::Layout layout : {a, b, y}) {
+      if (layout != nullptr) library->MatrixLayoutDestroy(layout);
+    }
+    if (operation != nullptr) library->MatmulDescDestroy(operation);
+  }
+};
+
+// Keeps the first call that fails.
+class Calls {
+ public:
+  void operator()(const char* name, lt::Result result) {
+    if (result_ != lt::kSuccess) return;
+    name_ = name;
+    result_ = result;
+  }
+  bool ok() const { return result_ == lt::kSuccess; }
+  Status Finish(const lt::Library& library, const GemmKernel& kernel) const {
+    if (ok()) return Status::Ok();
+    return Status::Error(std::string("gemm: ") + name_ + " returned " +
+                         library.GetStatusName(result_) + " for " +
+                         kernel.text + ".");
+  }
+
+ private:
+  const char* name_ = "";
+  lt::Result result_ = lt::kSuccess;
+};
+
+// One per device, for the life of the process: making one takes milliseconds,
+// and at exit the driver may be gone before it could be destroyed.
+lt::Result FindHandle(const lt::Library& library, int device,
+                      lt::Handle* handle) {
+  static std::mutex mutex;
+  static auto& handles = *new std::map<int, lt::Handle>;
+  std::lock_guard lock(mutex);
+  auto [found, is_new] = handles.try_emplace(device, nullptr);
+  if (is_new) {
+    const lt::Result result = library.Create(&found->second);
+    if (result != lt::kSuccess) {
+      handles.erase(found);
+      return result;
+    }
+  }
+  *handle = found->second;
+  return lt::kSuccess;
+}
+
+// Lets this thread do what a captured stream otherwise forbids, such as the
+// allocations of a library that is used for the first time.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// The vector that an epilogue reads (bias) or writes (sums).
+const void* Vector(const GemmBuffers& buffers) {
+  return buffers.sums != nullptr ? buffers.sums : buffers.bias;
+}
+
+void SetPointers(const lt::Library& library, const void* vector,
+                 const void* aux, lt::MatmulDesc operation, Calls* calls) {
+  const auto set = [&](lt::MatmulDescAttribute attribute, const void* pointer) {
+    (*calls)("cublasLtMatmulDescSetAttribute",
+             library.MatmulDescSetAttribute(operation, attribute, &pointer,
+                                            sizeof(pointer)));
+  };
+  if (vector != nullptr) set(lt::kBiasPointer, vector);
+  if (aux != nullptr) set(lt::kAuxPointer, aux);
+}
+
+// Fills in all but the key.
+Status MakeLaunch(const GemmKernel& kernel, const GemmBuffers& buffers,
+                  Launch* launch) {
+  const GemmProblem& problem = kernel.problem;
+  const GemmPlan& plan = problem.plan;
+  const LaunchKey& key = launch->key;
+  Status status = lt::Load(&launch->library);
+  if (!status.ok()) return status;
+  const lt::Library& library = *launch->library;
+
+  Calls calls;
+  calls("cublasLtCreate", FindHandle(library, key.device, &launch->handle));
+  calls("cublasLtMatmulDescCreate",
+        calls.ok() ? library.MatmulDescCreate(&launch->operation,
+                                              kernel.compute, kernel.scale)
+                   : lt::kSuccess);
+  const auto describe = [&](lt::MatmulDescAttribute attribute, auto value) {
+    if (!calls.ok()) return;
+    calls("cublasLtMatmulDescSetAttribute",
+          library.MatmulDescSetAttribute(launch->operation, attribute, &value,
+                                         sizeof(value)));
+  };
+  const auto lay_out = [&](lt::Layout* layout, DType type, int64_t rows,
+                           int64_t cols, int64_t ld, int64_t stride) {
+    if (!calls.ok()) return;
+    // The distance of lone columns is anything, of no length or of another
+    // axis; the library wants them not to overlap.
+    if (cols <= 1) ld = std::max<int64_t>(1, rows);
+    calls("cublasLtMatrixLayoutCreate",
+          library.MatrixLayoutCreate(layout, Info(type).type, rows, cols, ld));
+    if (!calls.ok() || key.batch == 1) return;
+    const int32_t batch = static_cast<int32_t>(key.batch);
+    calls("cublasLtMatrixLayoutSetAttribute",
+          library.MatrixLayoutSetAttribute(*layout, lt::kBatchCount, &batch,
+                                           sizeof(batch)));
+    calls("cublasLtMatrixLayoutSetAttribute",
+          library.MatrixLayoutSetAttribute(*layout, lt::kBatchStride, &stride,
+                                           sizeof(stride)));
+  };
+
+  // The library's matrices are the transposes of ours.
+  describe(lt::kTransA, plan.b.transposed ? lt::kTranspose : lt::kNone);
+  describe(lt::kTransB, plan.a.transposed ? lt::kTranspose : lt::kNone);
+  describe(lt::kEpilogue, kernel.epilogue);
+  if (buffers.aux != nullptr) {
+    const int64_t ld = plan.m == 1 ? RoundUp(plan.n, 8) : plan.y.ld;
+    describe(lt::kAuxLd, ld);
+    if (key.batch > 1) describe(lt::kAuxBatchStride, kernel.batch.y_stride);
+  }
+  // The heuristic takes from them what alignment it may count on.
+  if (calls.ok()) {
+    SetPointers(library, Example(Vector(buffers), key.vector),
+                Example(buffers.aux, key.aux), launch->operation, &calls);
+  }
+  lay_out(&launch->b, problem.operands, plan.b.transposed ? plan.k : plan.n,
+          plan.b.transposed ? plan.n : plan.k, plan.b.ld,
+          kernel.batch.b_stride);
+  lay_out(&launch->a, problem.operands, plan.a.transposed ? plan.m : plan.k,
+          plan.a.transposed ? plan.k : plan.m, plan.a.ld,
+          kernel.batch.a_stride);
+  lay_out(&launch->y, problem.result, plan.n, plan.m, plan.y.ld,
+          kernel.batch.y_stride);
+
+  lt::Preference preference = nullptr;
+  if (calls.ok()) {
+    calls("cublasLtMatmulPreferenceCreate",
+          library.MatmulPreferenceCreate(&preference));
+  }
+  const auto prefer = [&](lt::PreferenceAttribute attribute, auto value) {
+    if (!calls.ok()) return;
+    calls("cublasLtMatmulPreferenceSetAttribute",
+          library.MatmulPreferenceSetAttribute(preference, attribute, &value,
+                                               sizeof(value)));
+  };
+  prefer(lt::kMaxWorkspaceBytes, static_cast<uint64_t>(key.workspace_bytes));
+  prefer(lt::kReductionSchemeMask, lt::kReduceComputeType);
+  prefer(lt::kMinAlignmentA, key.b);
+  prefer(lt::kMinAlignmentB, key.a);
+  prefer(lt::kMinAlignmentC, key.y);
+  prefer(lt::kMinAlignmentD, key.y);
+  lt::HeuristicResult result = {};
+  int returned = 0;
+  if (calls.ok()) {
+    calls("cublasLtMatmulAlgoGetHeuristic",
+          library.MatmulAlgoGetHeuristic(
+              launch->handle, launch->operation, launch->b, launch->a,
+              launch->y, launch->y, preference, 1, &result, &returned));
+  }
+  if (preference != nullptr) library.MatmulPreferenceDestroy(preference);
+  if (calls.ok() && returned == 0) {
+    return Status::Error("gemm: cuBLASLt has no algorithm for " + kernel.text +
+                         ".");
+  }
+  calls("cublasLtMatmulAlgoGetHeuristic", result.state);
+  launch->algorithm = result.algorithm;
+  return calls.Finish(library, kernel);
+}
+
+Status Enqueue(const GemmKernel& kernel, const GemmBuffers& buffers,
+               Launch* launch, cudaStream_t stream) {
+  const lt::Library& library = *launch->library;
+  Calls calls;
+  // The epilogue's buffers are part of the descriptor. A thread that finds it
+  // in use waits for a launch on the same device, as it would in the driver.
+  std::unique_lock lock(launch->pointers, std::defer_lock);
+  if (Vector(buffers) != nullptr || buffers.aux != nullptr) {
+    lock.lock();
+    SetPointers(library, Vector(buffers), buffers.aux, launch->operation,
+                &calls);
+  }
+  calls("cublasLtMatmul",
+        library.Matmul(launch->handle, launch->operation, kernel.alpha.data(),
+                       buffers.b, launch->b, buffers.a, launch->a,
+                       kernel.beta.data(), buffers.y, launch->y, buffers.y,
+                       launch->y, &launch->algorithm, buffers.workspace,
+                       launch->key.workspace_bytes, stream));
+  return calls.Finish(library, kernel);
+}
+
+// Of a problem without a product.
+Status Fill(const GemmProblem& problem, const GemmBuffers& buffers,
+            cudaStream_t stream) {
+  const GemmPlan& plan = problem.plan;
+  const int64_t bytes = Info(problem.result).bytes;
+  // y is dense as a whole.
+  const int64_t size = plan.m * plan.n * plan.Steps() * bytes;
+  cudaError_t error = cudaSuccess;
+  if (problem.beta == 0.) error = cudaMemsetAsync(buffers.y, 0, size, stream);
+  if (!error && problem.aux) {  // of gelu, so that beta is 0
+    error = cudaMemsetAsync(buffers.aux, 0, size, stream);
+  }
+  if (!error && problem.sums) {
+    error = cudaMemsetAsync(buffers.sums, 0, plan.m * bytes, stream);
+  }
+  return CudaStatus(error);
+}
+
+}  // namespace
+
+// One process has few keys per problem, so they stand in a list.
+class GemmLaunches {
+ public:
+  // Makes the launch if there is none; then `relaxed` is set.
+  Status Find(const GemmKernel& kernel, const GemmBuffers& buffers,
+              const LaunchKey& key, Launch** launch,
+              std::optional<RelaxedCapture>* relaxed) {
+    std::lock_guard lock(mutex_);
+    for (Launch& known : launches_) {
+      if (known.key == key) {
+        *launch = &known;
+        return Status::Ok();
+      }
+    }
+    relaxed->emplace();
+    Launch& made = launches_.emplace_front();
+    made.key = key;
+    Status status = MakeLaunch(kernel, buffers, &made);
+    if (!status.ok()) launches_.pop_front();
+    *launch = &made;
+    return status;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::list<Launch> launches_;
+};
+
+Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel) {
+  *kernel = {};
+  kernel->problem = problem;
+  kernel->text = Describe(problem);
+  const std::string refusal = Refusal(problem);
+  if (!refusal.empty()) {
+    return Status::Error("gemm: cuBLASLt " + refusal + ", got " + kernel->text +
+                         ".");
+  }
+  if (problem.alpha == 0. || problem.plan.k == 0) DropProduct(kernel);
+  kernel->compute = ChooseCompute(problem);
+  kernel->scale = ChooseScale(problem.operands);
+  kernel->epilogue = ChooseEpilogue(problem);
+  PutScalar(kernel->problem.alpha, kernel->scale, &kernel->alpha);
+  PutScalar(kernel->problem.beta, kernel->scale, &kernel->beta);
+
+  // Pieces as even as they come: two descriptors at most.
+  kernel->walked = kernel->problem.plan.loops;
+  const auto largest = std::max_element(
+      kernel->walked.begin(), kernel->walked.end(),
+      [](const GemmLoop& p, const GemmLoop& q) { return p.extent < q.extent; });
+  if (largest != kernel->walked.end()) {
+    kernel->batch = *largest;
+    kernel->walked.erase(largest);
+    const int64_t extent = std::max<int64_t>(1, kernel->batch.extent);
+    kernel->piece = CeilDiv(extent, CeilDiv(extent, kMaxBatch));
+  }
+  kernel->launches = std::make_shared<GemmLaunches>();
+  return Status::Ok();
+}
+
+Status Gemm(const GemmKernel& kernel, const GemmBuffers& given,
+            cudaStream_t stream) {
+  const GemmProblem& problem = kernel.problem;
+  const GemmPlan& plan = problem.plan;
+  const int64_t bytes = Info(problem.operands).bytes;
+  const int64_t y_bytes = Info(problem.result).bytes;
+  if (plan.m == 0 || plan.n == 0 || plan.Steps() == 0) return Status::Ok();
+  if (kernel.work == GemmKernel::kFill) return Fill(problem, given, stream);
+
+  GemmBuffers buffers = given;
+  const auto take_workspace = [&](int64_t size) {
+    buffers.workspace = Offset(buffers.workspace, size);
+    buffers.workspace_bytes =
+        std::max<int64_t>(0, buffers.workspace_bytes - size);
+  };
+  take_workspace(-reinterpret_cast<intptr_t>(buffers.workspace) &
+                 (kWorkspaceAlignment - 1));
+  if (kernel.work == GemmKernel::kMultiplyZeros) {
+    const int64_t zeros = RoundUp(kZerosK * std::max(plan.m, plan.n) * bytes,
+                                  kWorkspaceAlignment);
+    if (zeros > buffers.workspace_bytes) {
+      return Status::Error("gemm: without a product a workspace of " +
+                           std::to_string(zeros + kWorkspaceAlignment) +
+                           " bytes is needed, got " +
+                           std::to_string(given.workspace_bytes) + " for " +
+                           kernel.text + ".");
+    }
+    Status status =
+        CudaStatus(cudaMemsetAsync(buffers.workspace, 0, zeros, stream));
+    if (!status.ok()) return status;
+    buffers.a = buffers.b = buffers.workspace;
+    take_workspace(zeros);
+  }
+
+  LaunchKey key;
+  Status status = CudaStatus(cudaGetDevice(&key.device));
+  if (!status.ok()) return status;
+  key.a = Alignment(buffers.a, bytes, plan.loops, &GemmLoop::a_stride);
+  key.b = Alignment(buffers.b, bytes, plan.loops, &GemmLoop::b_stride);
+  key.y = Alignment(buffers.y, y_bytes, plan.loops, &GemmLoop::y_stride);
+  key.vector = Alignment(Vector(buffers), y_bytes, {}, &GemmLoop::y_stride);
+  key.aux = Alignment(buffers.aux, y_bytes, plan.loops, &GemmLoop::y_stride);
+  key.workspace_bytes = buffers.workspace_bytes;
+
+  // Held over the first launch too, which may load the kernel.
+  std::optional<RelaxedCapture> relaxed;
+  Launch *piece = nullptr, *rest = nullptr;
+  const int64_t extent = kernel.batch.extent;
+  key.batch = kernel.piece;
+  status = kernel.launches->Find(kernel, buffers, key, &piece, &relaxed);
+  if (status.ok() && extent % kernel.piece != 0) {
+    key.batch = extent % kernel.piece;
+    status = kernel.launches->Find(kernel, buffers, key, &rest, &relaxed);
+  }
+
+  int64_t steps = 1;
+  for (const GemmLoop& loop : kernel.walked) steps *= loop.extent;
+  for (int64_t step = 0; status.ok() && step < steps; ++step) {
+    int64_t a = 0, b = 0, y = 0, left = step;
+    for (const GemmLoop& loop : kernel.walked) {
+      const int64_t i = left % loop.extent;
+      left /= loop.extent;
+      a += i * loop.a_stride;
+      b += i * loop.b_stride;
+      y += i * loop.y_stride;
+    }
+    for (int64_t i = 0; status.ok() && i < extent; i += kernel.piece) {
+      GemmBuffers at = buffers;
+      at.a = Offset(buffers.a, (a + i * kernel.batch.a_stride) * bytes);
+      at.b = Offset(buffers.b, (b + i * kernel.batch.b_stride) * bytes);
+      const int64_t y_offset = (y + i * kernel.batch.y_stride) * y_bytes;
+      at.y = Offset(buffers.y, y_offset);
+      if (at.aux != nullptr) at.aux = Offset(buffers.aux, y_offset);
+      status =
+          Enqueue(kernel, at, extent - i < kernel.piece ? rest : piece, stream);
+    }
+  }
+  return status;
+}
+
+}  // namespace jax_layout
