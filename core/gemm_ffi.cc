@@ -44,19 +44,6 @@ constexpr ffi::DataType kFfiTypes[] = {
     ffi::F32,    ffi::F64, ffi::BF16, ffi::F16, ffi::F8E4M3FN,
     ffi::F8E5M2, ffi::S8,  ffi::S32,  ffi::C64, ffi::C128};
 
-Status ParseActivation(std::string_view name, Activation* activation) {
-  if (name == "none") {
-    *activation = Activation::kNone;
-  } else if (name == "relu") {
-    *activation = Activation::kRelu;
-  } else if (name == "gelu") {
-    *activation = Activation::kGelu;
-  } else {
-    return Status::Error("gemm: unknown activation " + std::string(name) + ".");
-  }
-  return Status::Ok();
-}
-
 int64_t Count(std::span<const int64_t> shape) {
   int64_t count = 1;
   for (int64_t extent : shape) count *= extent;
@@ -74,42 +61,21 @@ ffi::ErrorOr<std::unique_ptr<GemmState>> Instantiate(
   GemmProblem& problem = state->problem;
   const std::span<const int64_t> a(a_shape.begin(), a_shape.size());
   const std::span<const int64_t> b(b_shape.begin(), b_shape.size());
-  bool in_place = false;
-  Status status = MakeGemmPlan(spec, a, b, &problem.plan, &in_place);
-  if (status.ok() && !in_place) {
-    status = Status::Error("gemm: " + std::string(spec) +
-                           " does not run in place on these shapes.");
-  }
-  if (status.ok()) status = ParseDType(operand_type, &problem.operands);
-  if (status.ok()) status = ParseDType(result_type, &problem.result);
-  if (status.ok()) status = ParseActivation(activation, &problem.activation);
-  if (status.ok()) status = ParseActivation(derivative, &problem.derivative);
-  if (status.ok() && (alpha.size() != 2 || beta.size() != 2)) {
-    status = Status::Error("gemm: alpha and beta have two parts.");
-  }
-  if (status.ok() && aux && problem.derivative != Activation::kNone) {
-    status = Status::Error("gemm: aux is either written or read.");
-  }
-  bool shared_bias = !problem.plan.swapped;
-  for (const GemmLoop& loop : problem.plan.loops) {
-    shared_bias &= loop.b_stride == 0;
-  }
-  if (status.ok() && bias && !shared_bias) {
-    status = Status::Error("gemm: a bias needs the columns of y last, got " +
-                           std::string(spec) + ".");
-  }
-  if (status.ok() && sums &&
-      (problem.plan.swapped || !problem.plan.loops.empty())) {
-    status = Status::Error("gemm: sums need a single product, got " +
-                           std::string(spec) + ".");
-  }
+  Status status = MakeGemmProblem({spec,
+                                   a,
+                                   b,
+                                   operand_type,
+                                   result_type,
+                                   {alpha.begin(), alpha.size()},
+                                   {beta.begin(), beta.size()},
+                                   activation,
+                                   derivative,
+                                   bias,
+                                   aux,
+                                   sums,
+                                   tf32},
+                                  &problem);
   if (!status.ok()) return ffi::Unexpected(ToError(status));
-  problem.alpha = {alpha[0], alpha[1]};
-  problem.beta = {beta[0], beta[1]};
-  problem.tf32 = tf32;
-  problem.bias = bias;
-  problem.aux = aux;
-  problem.sums = sums;
   state->workspace = workspace;
   state->a_count = Count(a);
   state->b_count = Count(b);

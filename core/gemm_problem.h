@@ -7,8 +7,10 @@
 #include <complex>
 #include <cstdint>
 #include <iterator>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "core/gemm_plan.h"
 #include "core/status.h"
@@ -67,6 +69,81 @@ struct GemmProblem {
   // Also sums[i] = sum over k of a[i, k], [m], dtype of y; no loops.
   bool sums = false;
 };
+
+// What a call says of a problem: the attributes of the FFI target, see
+// core/gemm_ffi.cc.
+struct GemmAttributes {
+  std::string_view spec;
+  std::span<const int64_t> a_shape, b_shape;
+  std::string_view operand_type, result_type;
+  std::span<const double> alpha, beta;
+  std::string_view activation, derivative;
+  bool bias, aux, sums, tf32;
+};
+
+inline Status ParseActivation(std::string_view name, Activation* activation) {
+  for (const auto& [known, value] :
+       {std::pair<std::string_view, Activation>{"none", Activation::kNone},
+        {"relu", Activation::kRelu},
+        {"gelu", Activation::kGelu}}) {
+    if (name == known) {
+      *activation = value;
+      return Status::Ok();
+    }
+  }
+  return Status::Error("gemm: unknown activation " + std::string(name) + ".");
+}
+
+inline Status MakeGemmProblem(const GemmAttributes& attributes,
+                              GemmProblem* problem) {
+  *problem = {};
+  const std::string spec(attributes.spec);
+  bool in_place = false;
+  Status status = MakeGemmPlan(attributes.spec, attributes.a_shape,
+                               attributes.b_shape, &problem->plan, &in_place);
+  if (status.ok() && !in_place) {
+    status = Status::Error("gemm: " + spec +
+                           " does not run in place on these shapes.");
+  }
+  if (status.ok()) {
+    status = ParseDType(attributes.operand_type, &problem->operands);
+  }
+  if (status.ok()) {
+    status = ParseDType(attributes.result_type, &problem->result);
+  }
+  if (status.ok()) {
+    status = ParseActivation(attributes.activation, &problem->activation);
+  }
+  if (status.ok()) {
+    status = ParseActivation(attributes.derivative, &problem->derivative);
+  }
+  if (!status.ok()) return status;
+  if (attributes.alpha.size() != 2 || attributes.beta.size() != 2) {
+    return Status::Error("gemm: alpha and beta have two parts.");
+  }
+  problem->alpha = {attributes.alpha[0], attributes.alpha[1]};
+  problem->beta = {attributes.beta[0], attributes.beta[1]};
+  problem->tf32 = attributes.tf32;
+  problem->bias = attributes.bias;
+  problem->aux = attributes.aux;
+  problem->sums = attributes.sums;
+  if (problem->aux && problem->derivative != Activation::kNone) {
+    return Status::Error("gemm: aux is either written or read.");
+  }
+  bool shared_bias = !problem->plan.swapped;
+  for (const GemmLoop& loop : problem->plan.loops) {
+    shared_bias &= loop.b_stride == 0;
+  }
+  if (problem->bias && !shared_bias) {
+    return Status::Error("gemm: a bias needs the columns of y last, got " +
+                         spec + ".");
+  }
+  if (problem->sums &&
+      (problem->plan.swapped || !problem->plan.loops.empty())) {
+    return Status::Error("gemm: sums need a single product, got " + spec + ".");
+  }
+  return status;
+}
 
 // beta != 0: y holds the addend before and the result after.
 struct GemmBuffers {

@@ -29,18 +29,6 @@ bool Supported(const std::string& operand_type,
   return GemmSupported(operands, result);
 }
 
-bool Worthwhile(const std::string& spec, const std::vector<int64_t>& a_shape,
-                const std::vector<int64_t>& b_shape,
-                const std::string& operand_type,
-                const std::string& result_type) {
-  GemmProblem problem;
-  bool in_place = false;
-  Require(MakeGemmPlan(spec, a_shape, b_shape, &problem.plan, &in_place));
-  Require(ParseDType(operand_type, &problem.operands));
-  Require(ParseDType(result_type, &problem.result));
-  return in_place && GemmWorthwhile(problem);
-}
-
 void Extend(void* module) {
   nb::module_ m = nb::borrow<nb::module_>(static_cast<PyObject*>(module));
   m.def(
@@ -54,11 +42,6 @@ void Extend(void* module) {
   m.def("gemm_supported", &Supported, nb::arg("operand_type"),
         nb::arg("result_type"),
         "Whether there is a kernel for these dtypes on this machine.");
-  m.def(
-      "gemm_worthwhile", &Worthwhile, nb::arg("spec"), nb::arg("a_shape"),
-      nb::arg("b_shape"), nb::arg("operand_type"), nb::arg("result_type"),
-      "Whether the kernels are at least as fast as XLA's own dot on row-major "
-      "operands of these shapes.");
 }
 
 const ModuleExtension extension(Extend);

@@ -543,6 +543,10 @@ class GemmLaunches {
   std::list<Launch> launches_;
 };
 
+bool GemmWorthwhile(const GemmProblem& problem) {
+  return Refusal(problem).empty();
+}
+
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel) {
   *kernel = {};
   kernel->problem = problem;

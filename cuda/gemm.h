@@ -66,6 +66,9 @@ struct GemmKernel {
   std::shared_ptr<GemmLaunches> launches;
 };
 
+// Whether cuBLASLt computes it at all, as far as is known without a device.
+bool GemmWorthwhile(const GemmProblem& problem);
+
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel);
 
 // Enqueues the GEMM. Neither allocates on the device nor waits for it. The

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 # jax's name of the platform -> our extension module, XLA's name of the platform
 _BACKENDS = {"cpu": ("_cpu", "cpu"), "cuda": ("_cuda", "CUDA")}
@@ -104,17 +105,15 @@ def available(platform: str) -> bool:
     return True
 
 
-def runs_gemm(platform: str, problem: Mapping[str, Any]) -> bool:
+def runs_gemm(platform: str, attributes: Mapping[str, Any]) -> bool:
     """Whether the kernels of a platform serve a product, and no worse than plain lax.
 
     Args:
       platform: jax's name of it.
-      problem: the attributes of the FFI call.
+      attributes: of the FFI call.
     """
-    return module(platform).gemm_worthwhile(
-        problem["spec"],
-        problem["a_shape"].tolist(),
-        problem["b_shape"].tolist(),
-        problem["operand_type"],
-        problem["result_type"],
-    )
+    plain = {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in attributes.items()
+    }
+    return module(platform).runs_gemm(**plain)
