@@ -138,8 +138,8 @@ inline Status MakeGemmProblem(const GemmAttributes& attributes,
     return Status::Error("gemm: a bias needs the columns of y last, got " +
                          spec + ".");
   }
-  if (problem->sums &&
-      (problem->plan.swapped || !problem->plan.loops.empty())) {
+  if (problem->sums && (problem->plan.swapped || problem->plan.n == 0 ||
+                        !problem->plan.loops.empty())) {
     return Status::Error("gemm: sums need a single product, got " + spec + ".");
   }
   return status;

@@ -544,7 +544,13 @@ class GemmLaunches {
 };
 
 bool GemmWorthwhile(const GemmProblem& problem) {
-  return Refusal(problem).empty();
+  const GemmPlan& plan = problem.plan;
+  // What a Hopper GPU wants of int8, and says only when the GEMM first runs.
+  const bool fits = problem.operands != DType::kS8 ||
+                    (!plan.a.transposed && plan.b.transposed &&
+                     (plan.k | plan.n | plan.a.ld | plan.b.ld | plan.y.ld) % 4 ==
+                         0);
+  return fits && Refusal(problem).empty();
 }
 
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel) {

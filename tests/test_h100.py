@@ -1,49 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What XLA makes of our operators on an H100, compiled without one.
-
-Needs the CUDA plugin of jax and our CUDA backend; `.ci/run` has both. Counts
-only: nothing runs, so there are no timings.
-"""
+"""What XLA makes of our operators on an H100, compiled without one."""
 
 import functools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import jax_layout as jl
+from h100 import compiled, moved
 from hlo import collectives, count, kernels
-from jax_layout import _backends
-
-pytest.importorskip("jax_plugins.xla_cuda13")
-pytestmark = pytest.mark.skipif(
-    not _backends.available("cuda"), reason="jax_layout is built without CUDA"
-)
-
-
-@functools.cache
-def mesh(devices: int = 1) -> Mesh:
-    target = Path(__file__).with_name("h100_sxm.txtpb").read_text()
-    topology = topologies.get_topology_desc(
-        "h100", platform="cuda", target_config=target, topology=f"1x1x{devices}"
-    )
-    return Mesh(np.array(topology.devices), ("a",))
-
-
-def compiled(f, *shapes, dtype=jnp.bfloat16, spec=(), devices=1):
-    sharding = NamedSharding(mesh(devices), P(*spec))
-    avals = [jax.ShapeDtypeStruct(s, dtype, sharding=sharding) for s in shapes]
-    return jax.jit(f).trace(*avals).lower().compile().as_text()
-
-
-def moved(hlo):
-    """Instructions that write an array out again in another order."""
-    return {op: n for op in ("transpose", "copy", "fusion") if (n := count(op, hlo))}
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "complex128"])

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What XLA makes of our products on an H100, compiled without one."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_layout as jl
+from h100 import compiled, moved
+from hlo import collectives, count, kernels
+
+BFLOAT16 = {
+    # spec: shapes of the operands
+    "bshd,bthd->bhst": ((8, 512, 16, 64), (8, 512, 16, 64)),
+    "bhst,bthd->bshd": ((8, 16, 512, 512), (8, 512, 16, 64)),
+    "bsm,mhd->bhsd": ((8, 512, 1024), (1024, 16, 64)),
+    "bsm,mhd->bshd": ((8, 512, 1024), (1024, 16, 64)),
+    "bsm,nm->bsn": ((8, 512, 1024), (4096, 1024)),
+    "bsn,bsm->nm": ((8, 512, 4096), (8, 512, 1024)),
+    "bsn,nm->bsm": ((8, 512, 4096), (4096, 1024)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("spec", BFLOAT16)
+def test_an_einsum_is_one_call(spec, dtype):
+    hlo = compiled(functools.partial(jl.einsum, spec), *BFLOAT16[spec], dtype=dtype)
+    assert kernels(hlo) == 1 and moved(hlo) == {}
+
+
+@pytest.mark.parametrize("spec", list(BFLOAT16)[:3])
+def test_what_the_count_above_sees_in_plain_jax(spec):
+    hlo = compiled(functools.partial(jnp.einsum, spec), *BFLOAT16[spec])
+    assert kernels(hlo) == 0 and moved(hlo) != {}
+
+
+def attention(einsum, x, wq, wk, wv, wo):
+    q, k, v = (einsum("bsm,mhd->bshd", x, w) for w in (wq, wk, wv))
+    p = jax.nn.softmax(einsum("bshd,bthd->bhst", q, k))
+    return einsum("bshd,hdm->bsm", einsum("bhst,bthd->bshd", p, v), wo)
+
+
+ATTENTION = ((4, 512, 1024), *[(1024, 16, 64)] * 3, (16, 64, 1024))
+
+
+def test_attention_moves_nothing():
+    """QKV and output projections, scores and their use: six calls and a softmax."""
+    hlo = compiled(functools.partial(attention, jl.einsum), *ATTENTION)
+    assert kernels(hlo) == 6
+    assert count("transpose", hlo) == count("copy", hlo) == 0
+
+
+def test_attention_gradients_move_nothing():
+    def gradient(*args):
+        loss = lambda *args: attention(jl.einsum, *args).astype(jnp.float32).sum()  # noqa: E731
+        return jax.grad(loss, range(5))(*args)
+
+    hlo = compiled(gradient, *ATTENTION)
+    assert kernels(hlo) == 17  # six forward but for the last, twelve backward
+    assert count("transpose", hlo) == count("copy", hlo) == 0
+
+
+LAYER = ((4096, 1024), (4096, 1024), (4096,))  # x, weight, bias
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_linear_with_its_epilogue_is_one_call(activation):
+    hlo = compiled(functools.partial(jl.linear, activation=activation), *LAYER)
+    assert kernels(hlo) == 1 and moved(hlo) == {}
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_linear_forward_and_backward_is_three_calls(activation):
+    f = functools.partial(jl.linear, activation=activation)
+
+    def step(x, w, b, ct):
+        y, vjp = jax.vjp(f, x, w, b)
+        return y, vjp(ct)
+
+    hlo = compiled(step, *LAYER, (4096, 4096))
+    assert kernels(hlo) == 3
+    assert count("reduce", hlo) == count("transpose", hlo) == count("copy", hlo) == 0
+    plain = compiled(
+        lambda x, w, b, ct: jax.vjp(
+            lambda x, w, b: getattr(jax.nn, activation)(x @ w.T + b), x, w, b
+        )[1](ct),
+        *LAYER,
+        (4096, 4096),
+    )
+    assert count("reduce", plain) > 0
+
+
+def test_a_donated_addend_is_accumulated_into():
+    hlo = compiled(
+        jl.addmm, (1024, 1024), (1024, 512), (512, 1024), dtype="float32", donate=0
+    )
+    assert kernels(hlo) == 1 and moved(hlo) == {}
+    assert "output_to_operand_aliasing" in hlo and "input_output_alias" in hlo
+
+
+def test_a_carried_addend_is_accumulated_into():
+    def f(c, a, b):
+        return jax.lax.scan(lambda c, x: (jl.addmm(c, *x), None), c, (a, b))[0]
+
+    shapes = (1024, 1024), (8, 1024, 512), (8, 512, 1024)
+    hlo = compiled(f, *shapes, dtype="float32", donate=0)
+    assert kernels(hlo) == 1 and "output_to_operand_aliasing" in hlo
+    assert not re.search(r"f32\[1024,1024\]\S* copy\(", hlo)  # counters may be
+
+
+def test_rows_and_columns_over_four_devices():
+    f = functools.partial(jl.linear, activation="gelu")
+    hlo = compiled(f, *LAYER, spec="a", devices=4)  # all sharded over their first axis
+    assert kernels(hlo) == 1
+    assert set(collectives(hlo)) <= {"all-gather", "all-to-all"}  # one side must move
+
+
+@pytest.mark.parametrize(
+    ("spec", "a", "b", "dtype"),
+    [
+        ("mk,kn->mn", (64, 64), (64, 64), "int8"),  # cuBLASLt wants k contiguous
+        ("mk,nk->mn", (64, 64), (64, 64), "float8_e5m2"),
+        ("mk,kn->mn", (64, 64), (64, 64), "float8_e4m3fn"),
+    ],
+)
+def test_what_cublaslt_lacks_is_left_to_xla(spec, a, b, dtype):
+    wide = jnp.int32 if dtype == "int8" else jnp.float32
+    f = functools.partial(jl.einsum, spec, preferred_element_type=wide)
+    assert kernels(compiled(f, a, b, dtype=dtype)) == 0
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "complex64", "float64"])
+def test_other_types_run_on_cublaslt(dtype):
+    wide = {"int8": jnp.int32, "float8_e4m3fn": jnp.float32}.get(dtype)
+    f = functools.partial(jl.einsum, "mk,nk->mn", preferred_element_type=wide)
+    hlo = compiled(f, (64, 64), (32, 64), dtype=dtype)
+    assert kernels(hlo) == 1 and moved(hlo) == {}
