@@ -28,6 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax_layout import _backends, _compat
 
 _PLATFORMS = ("cpu", "cuda")
+_NO_MESH = jax.sharding.AbstractMesh((), ())
 
 # An operation's source line is the user's, not one of ours.
 source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
@@ -253,6 +254,11 @@ def _partitioned(
         total = tuple(axis for name in reduced for axis in placed.get(name, ()))
 
         def body(*operands: Array) -> Any:
+            # What a device computes is placed already, whatever mesh is current.
+            with jax.sharding.use_abstract_mesh(_NO_MESH):
+                return on_device(*operands)
+
+        def on_device(*operands: Array) -> Any:
             if not total:
                 return per_device(*operands)
             sum_up = functools.partial(jax.lax.psum, axis_name=total)
