@@ -50,6 +50,7 @@ def linear(
     bias: ArrayLike | None = None,
     *,
     activation: str | None = None,
+    weight_grad: ArrayLike | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
@@ -59,12 +60,20 @@ def linear(
     A float32 weight with 16-bit x (mixed precision) is rounded to x's dtype for
     the product, and its gradient is summed and returned in float32, not rounded.
 
+    With `weight_grad`, the gradients of several batches add up in place: the
+    cotangent of `weight_grad` is its own value plus the gradient of the weight,
+    made by the product itself, and the weight's is zero. Take the gradient with
+    respect to `weight_grad`, and carry it through the scan over the batches. This
+    layer has no forward mode (`jax.jvp`).
+
     Args:
       x: shape `(..., in_features)`.
       weight: shape `(out_features, in_features)`, dtype of `x` or wider.
       bias: shape `(out_features,)`, dtype of the result or wider.
       activation: None, "relu" or "gelu" (the tanh approximation, as
         `jax.nn.gelu`).
+      weight_grad: shape of `weight`, floating point: the sum of the gradients so
+        far.
       precision: as in `jax.lax.dot_general`. Below HIGHEST, a GPU may round
         float32 to TF32.
       preferred_element_type: dtype of the result; `x`'s if left out.
@@ -84,8 +93,10 @@ def linear(
     >>> linear(jnp.ones((2, 5, 3)), w, b, activation="relu")[0, 0].tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    for argument, value in (("x", x), ("weight", weight), ("bias", bias)):
-        if not hasattr(value, "dtype") and not (argument == "bias" and value is None):
+    given = {"x": x, "weight": weight, "bias": bias, "weight_grad": weight_grad}
+    for argument, value in given.items():
+        optional = argument in ("bias", "weight_grad")
+        if not hasattr(value, "dtype") and not (optional and value is None):
             raise TypeError(
                 f"linear: {argument} must be an array, got {type(value).__name__}."
             )
@@ -114,16 +125,24 @@ def linear(
                 f"got {bias.dtype} for {dtype}."
             )
     lead = string.ascii_lowercase.replace("k", "").replace("n", "")[: x.ndim - 1]
-    return biased_product(
-        x,
-        weight,
-        bias,
-        f"{lead}k,nk->{lead}n",
-        activation=activation,
-        precision=_compat.canonical_precision(precision),
-        dtype=dtype,
-        out_sharding=out_sharding,
-    )
+    options = {
+        "activation": activation,
+        "precision": _compat.canonical_precision(precision),
+        "dtype": dtype,
+        "out_sharding": out_sharding,
+    }
+    spec = f"{lead}k,nk->{lead}n"
+    if weight_grad is None:
+        return biased_product(x, weight, bias, spec, **options)
+    weight_grad = jnp.asarray(weight_grad)
+    if weight_grad.shape != weight.shape or not jnp.issubdtype(
+        weight_grad.dtype, jnp.floating
+    ):
+        raise ValueError(
+            f"linear: weight_grad must be floating point of shape {weight.shape}, "
+            f"got {weight_grad.dtype} of shape {weight_grad.shape}."
+        )
+    return _accumulating(x, weight, bias, weight_grad, spec, **options)
 
 
 def check_activation(name: str, activation: Any) -> None:
@@ -208,16 +227,23 @@ def _jvp(
     **params: Any,
 ) -> tuple[Any, Any]:
     a, b, *bias = primals
-    gelu = activation == "gelu"
-    y, *z = linear_p(*primals, activation=activation, aux=aux or gelu, **params)
+    keep = aux or activation == "gelu"
+    out = linear_p(*primals, activation=activation, aux=keep, **params)
     dz = _tangent(primals, tangents, **params)
-    if activation is None:
-        dy = dz
-    elif gelu:
-        dy = dz * _gelu_derivative(z[0]).astype(dz.dtype)
-    else:
-        dy = jnp.where(y > 0, dz, jnp.zeros_like(dz))
-    return ([y, *z], [dy, dz]) if aux else ([y], [dy])
+    dy = _differentiate(dz, activation, *out)
+    return (out, [dy, dz]) if aux else (out[:1], [dy])
+
+
+def _differentiate(dz: Array, activation: str | None, y: Array, *z: Array) -> Array:
+    """dz times the derivative of the activation, symmetric in tangents and cotangents.
+
+    Relu's follows from its result alone, gelu's needs its argument.
+    """
+    if activation == "gelu":
+        return dz * _gelu_derivative(z[0]).astype(dz.dtype)
+    if activation == "relu":
+        return jnp.where(y > 0, dz, jnp.zeros_like(dz))
+    return dz
 
 
 def _gelu_derivative(z: Array) -> Array:
@@ -392,22 +418,33 @@ linear_tangent_p = define(
 )
 
 
-# --- linear_grad_p: the cotangents of weight and bias, from ct and a
+# --- linear_grad_p: the cotangents of weight and bias, from ct and a, and the sum of
+# earlier ones to which the weight's is added
 
 
-def _grad_lax(ct: Array, a: Array, *, dtype: np.dtype, **params: Any) -> list[Array]:
-    return [contract(ct, a, dtype=dtype, **params), _sums(ct, dtype)]
+def _grad_lax(
+    ct: Array, a: Array, *c: Array, dtype: np.dtype, **params: Any
+) -> list[Array]:
+    addend = c[0] if c else None
+    return [contract(ct, a, c=addend, dtype=dtype, **params), _sums(ct, dtype)]
 
 
 def _grad_kernel(
-    platform: str, ct: Any, a: Any, *, spec: str, out_sharding: Any, **params: Any
+    platform: str, ct: Any, a: Any, *c: Any, out_sharding: Any, **params: Any
 ) -> Kernel | None:
-    return gemm_kernel(platform, ct, a, spec=spec, sums=True, **params)
+    return gemm_kernel(platform, ct, a, beta=len(c), sums=True, **params)
 
 
-def _grad_sharding(ct: Any, a: Any, *, spec: str, **params: Any) -> str:
+def _grad_sharding(ct: Any, a: Any, *c: Any, spec: str, **params: Any) -> str:
     x, w, y = (" ".join(term) for term in terms(spec))
-    return f"{x}, {w} -> {y}, {x[-1]}"
+    return ", ".join([x, w] + [y] * len(c)) + f" -> {y}, {x[-1]}"
+
+
+def _grad_in_parts(
+    total: Any, ct: Array, a: Array, *c: Array, **params: Any
+) -> list[Array]:
+    dw, db = total(linear_grad_p(ct, a, **params))
+    return [dw + c[0] if c else dw, db]
 
 
 linear_grad_p = define(
@@ -418,6 +455,76 @@ linear_grad_p = define(
         jvp=jvp_of(_grad_lax),
         batch=batch_of(_grad_lax),
         sharding=_grad_sharding,
+        in_parts=_grad_in_parts,
         multiple_results=True,
     )
 )
+
+
+# --- gradients that add up in place
+
+
+def _accumulating(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    weight_grad: Array,
+    spec: str,
+    *,
+    activation: str | None,
+    precision: Any,
+    dtype: np.dtype,
+    out_sharding: Any,
+) -> Array:
+    a, b, y_term = terms(spec)
+
+    def apply(x: Array, weight: Array, bias: Array | None, aux: bool) -> Any:
+        operands = (x, weight) if bias is None else (x, weight, bias)
+        return linear_p(
+            *operands,
+            spec=spec,
+            activation=activation,
+            aux=aux,
+            precision=precision,
+            dtype=dtype,
+            out_sharding=out_sharding,
+        )
+
+    @jax.custom_vjp
+    def layer(x: Array, weight: Array, bias: Array | None, weight_grad: Array) -> Array:
+        return apply(x, weight, bias, aux=False)[0]
+
+    def forward(
+        x: Array, weight: Array, bias: Array | None, weight_grad: Array
+    ) -> tuple[Array, Any]:
+        out = apply(x, weight, bias, aux=activation == "gelu")
+        return out[0], (x, weight, bias, weight_grad, out)
+
+    def backward(saved: Any, ct: Array) -> tuple[Array | None, ...]:
+        x, weight, bias, weight_grad, out = saved
+        dz = _differentiate(ct, activation, *out).astype(x.dtype)
+        dx = contract(
+            dz,
+            weight.astype(x.dtype),
+            f"{y_term},{b}->{a}",
+            precision=precision,
+            out_sharding=placement(jax.typeof(x)),
+        )
+        dw, db = linear_grad_p(
+            dz,
+            x,
+            weight_grad,
+            spec=f"{y_term},{a}->{b}",
+            precision=precision,
+            dtype=weight_grad.dtype,
+            out_sharding=placement(jax.typeof(weight_grad)),
+        )
+        return (
+            dx,
+            jnp.zeros_like(weight),
+            None if bias is None else db.astype(bias.dtype),
+            dw,
+        )
+
+    layer.defvjp(forward, backward)
+    return layer(x, weight, bias, weight_grad)

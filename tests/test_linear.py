@@ -3,6 +3,7 @@
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -123,6 +124,43 @@ def test_float32_master_weights_get_gradients_that_were_never_rounded():
     rounded = expected.astype(jnp.bfloat16).astype(jnp.float32)
     assert np.abs(rounded - expected).max() > 1e-2
     np.testing.assert_allclose(db, jnp.full(24, 512.0))
+
+
+def test_gradients_of_microbatches_add_up_in_place():
+    """In a scan over batches of a step of mixed precision, and by its HLO."""
+    x, w, b = operands((4, 64, 128), 256, jnp.float32)
+    x = x.astype(jnp.bfloat16)
+
+    def loss(layer):
+        return lambda g, x: jnp.sum(layer(x, g).astype(jnp.float32) ** 2)
+
+    gelu_layer = functools.partial(jl.linear, activation="gelu")
+    ours = jax.grad(loss(lambda x, g: gelu_layer(x, w, b, weight_grad=g)))
+    run = jax.jit(
+        lambda g, x: jax.lax.scan(lambda g, x: (ours(g, x), None), g, x)[0],
+        donate_argnums=0,
+    )
+    expected = sum(jax.grad(loss(lambda x, w: gelu_layer(x, w, b)))(w, i) for i in x)
+    hlo = run.lower(w, x).compile().as_text()
+    assert "output_to_operand_aliasing" in hlo
+    assert not re.search(r"f32\[256,128\]\S* (copy|add)\(", hlo)
+    found = run(jnp.ones_like(w), x)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected + 1, rtol=1e-3, atol=1e-2)
+
+
+def test_accumulated_gradients_of_the_other_arguments():
+    x, w, b = operands((3, 4), 5)
+    g = jnp.ones_like(w)
+
+    def loss(x, w, b, g):
+        return jnp.sum(jnp.sin(jl.linear(x, w, b, activation="gelu", weight_grad=g)))
+
+    dx, dw, db, dg = jax.grad(loss, (0, 1, 2, 3))(x, w, b, g)
+    like = lambda *a: jnp.sum(jnp.sin(plain(*a, activation="gelu")))  # noqa: E731
+    ex, ew, eb = jax.grad(like, (0, 1, 2))(x, w, b)
+    for found, expected in ((dx, ex), (dw, 0 * w), (db, eb), (dg, g + ew)):
+        np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
 def test_forward_is_one_call_and_backward_two():
