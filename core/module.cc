@@ -17,7 +17,7 @@ nb::dict Registrations() {
   nb::dict targets;
   for (auto* r = jax_layout::Registration::First(); r; r = r->next) {
     nb::dict handlers;
-    handlers["instantiate"] = Capsule(r->instantiate);
+    if (r->instantiate) handlers["instantiate"] = Capsule(r->instantiate);
     handlers["execute"] = Capsule(r->execute);
     targets[r->target] = handlers;
   }

@@ -71,6 +71,15 @@ inline ffi::Error ToError(const Status& status) {
     return true;                                                               \
   }()
 
+// The same without a plan to keep from call to call.
+#define JAX_LAYOUT_REGISTER_STATELESS(NAME, EXECUTE)                           \
+  [[maybe_unused]] static const bool NAME##_registered = [] {                  \
+    static const Registration registration = {"jax_layout_" #NAME, nullptr,    \
+                                              EXECUTE, Registration::First()}; \
+    Registration::First() = &registration;                                     \
+    return true;                                                               \
+  }()
+
 }  // namespace jax_layout
 
 #endif  // JAX_LAYOUT_CORE_REGISTRY_H_

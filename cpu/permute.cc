@@ -3,9 +3,8 @@
 
 #include <algorithm>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
+#include "cpu/pages.h"
+
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
@@ -15,44 +14,6 @@ namespace {
 
 // A few tasks per thread even out what else the machine does.
 constexpr int64_t kTasksPerThread = 4;
-// Less comes from memory that malloc keeps.
-constexpr int64_t kTouchBytes = 1 << 20;
-
-#ifdef __linux__
-// A large result is often memory that was never touched, and then page faults
-// cost several times the permute. Huge pages take 512 times fewer. They are
-// made up front, each by one thread: a permute writes all over y, where threads
-// would meet in a page, both clear one, and throw one away.
-void TouchPages(char* y, int64_t size, const Executor& executor) {
-  constexpr int64_t kPage = 4 << 10, kHugePage = 2 << 20;
-  // MADV_POPULATE_WRITE of Linux 5.14, which older headers lack.
-  constexpr int kPopulateWrite = 23;
-  if (size < kTouchBytes) return;
-  auto pointer = [](intptr_t at) { return reinterpret_cast<void*>(at); };
-  const intptr_t begin = (reinterpret_cast<intptr_t>(y) + kPage - 1) & -kPage;
-  const intptr_t end = (reinterpret_cast<intptr_t>(y) + size) & -kPage;
-  unsigned char present = 0;
-  if (mincore(pointer((begin + end) / 2 & -kPage), kPage, &present) != 0 ||
-      present != 0) {
-    return;
-  }
-  // All of this is only advice: that it may fail does not matter.
-  const intptr_t first = (begin + kHugePage - 1) & -kHugePage;
-  const intptr_t last = end & -kHugePage;
-  if (first < last) {
-    static_cast<void>(madvise(pointer(first), last - first, MADV_HUGEPAGE));
-  }
-  const intptr_t base = begin & -kHugePage;
-  executor.ParallelFor(
-      (end - base + kHugePage - 1) / kHugePage, [&](int64_t i) {
-        const intptr_t from = std::max<intptr_t>(begin, base + i * kHugePage);
-        const intptr_t to = std::min<intptr_t>(end, base + (i + 1) * kHugePage);
-        static_cast<void>(madvise(pointer(from), to - from, kPopulateWrite));
-      });
-}
-#else
-void TouchPages(char*, int64_t, const Executor&) {}
-#endif
 
 // Non-temporal stores are visible to other threads only after a fence.
 void FenceStores() {

@@ -29,6 +29,8 @@ enum class Isa { kPortable, kAvx2, kAvx512 };
 // The best one that this processor and this build offer.
 Isa BestIsa();
 
+const PermuteFunctions& FunctionsOf(Isa isa);
+
 // A loop over blocks. All its steps cover `full` of what `part` says, except
 // the last, which covers `last`.
 struct BlockLoop {

@@ -30,15 +30,6 @@ constexpr int64_t kTaskBytes = 256 << 10;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-const PermuteFunctions* FunctionsOf(Isa isa) {
-#ifdef __x86_64__
-  if (isa == Isa::kAvx512) return &kPermuteAvx512;
-  if (isa == Isa::kAvx2) return &kPermuteAvx2;
-#endif
-  static_cast<void>(isa);
-  return &kPermutePortable;
-}
-
 // One side of a block: the innermost axes of y (the rows) or of x (the
 // columns), as many as reach `target` chunks; the last may be taken in part.
 struct Side {
@@ -295,10 +286,19 @@ Isa BestIsa() {
 #endif
 }
 
+const PermuteFunctions& FunctionsOf(Isa isa) {
+#ifdef __x86_64__
+  if (isa == Isa::kAvx512) return kPermuteAvx512;
+  if (isa == Isa::kAvx2) return kPermuteAvx2;
+#endif
+  static_cast<void>(isa);
+  return kPermutePortable;
+}
+
 PermuteKernel ChoosePermuteKernel(const PermutePlan& plan, Isa isa) {
   PermuteKernel kernel;
   kernel.plan = plan;
-  kernel.functions = FunctionsOf(isa);
+  kernel.functions = &FunctionsOf(isa);
   kernel.bytes = plan.chunk;
   if (plan.size == 0) return kernel;
   Chooser(plan, *kernel.functions, &kernel).Choose();

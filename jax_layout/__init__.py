@@ -10,6 +10,7 @@
 from importlib.metadata import version as _version
 
 from jax_layout.einsum import dot_general, einsum, tensordot
+from jax_layout.geam import geam
 from jax_layout.gemm import GemmPlan, explain_gemm, save_gemms
 from jax_layout.linear import linear
 from jax_layout.matmul import (
@@ -50,6 +51,7 @@ __all__ = [
     "dot_general",
     "einsum",
     "explain_gemm",
+    "geam",
     "gemm",
     "linear",
     "matmul",

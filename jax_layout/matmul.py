@@ -71,7 +71,7 @@ def gemm(
     >>> gemm(x, w, transpose_b=True, alpha=2, bias=jnp.ones(4))[0, 0].item()
     7.0
     """
-    a, b = _arrays("gemm", a=a, b=b)
+    a, b = arrays("gemm", a=a, b=b)
     if a.ndim < 2 or b.ndim != a.ndim or a.shape[:-2] != b.shape[:-2]:
         raise ValueError(
             "gemm: a and b must be matrices with the same leading axes, "
@@ -274,7 +274,7 @@ def matmul(
     >>> matmul(jnp.ones((7, 2, 3)), jnp.ones((3, 4))).shape
     (7, 2, 4)
     """
-    a, b = _arrays("matmul", a=a, b=b)
+    a, b = arrays("matmul", a=a, b=b)
     m, k = ("", "k") if a.ndim == 1 else ("m", "k")
     n = "" if b.ndim == 1 else "n"
     inner = b.shape[0 if b.ndim == 1 else -2] if b.ndim else None
@@ -312,13 +312,13 @@ def matmul(
     )
 
 
-def _arrays(name: str, **arrays: Any) -> list[Array]:
-    for argument, x in arrays.items():
+def arrays(name: str, **given: Any) -> list[Array]:
+    for argument, x in given.items():
         if not hasattr(x, "shape") or not hasattr(x, "dtype"):
             raise TypeError(
                 f"{name}: {argument} must be an array, got {type(x).__name__}."
             )
-    return [jnp.asarray(x) for x in arrays.values()]
+    return [jnp.asarray(x) for x in given.values()]
 
 
 Named = tuple[str, Any]
@@ -327,7 +327,7 @@ Named = tuple[str, Any]
 def _pair(
     name: str, first: str, a: Any, second: str, b: Any, ndim: int
 ) -> tuple[Named, Named]:
-    a, b = _arrays(name, **{first: a, second: b})
+    a, b = arrays(name, **{first: a, second: b})
     for argument, x in ((first, a), (second, b)):
         if x.ndim != ndim:
             raise ValueError(
@@ -375,14 +375,14 @@ def _product(
     shape = tuple(sizes[label] for label in spec.split("->")[1])
     c = _addend(name, *addend, dtype, shape)
     if bias is not None:
-        (bias,) = _arrays(name, bias=bias)
+        (bias,) = arrays(name, bias=bias)
         if bias.shape != shape[-1:] or bias.dtype != dtype:
             raise ValueError(
                 f"{name}: bias must have shape {shape[-1:]} and dtype {dtype}, "
                 f"got {bias.shape} and {bias.dtype}."
             )
-    alpha = _scalar(name, "alpha", alpha, dtype)
-    beta = _scalar(name, "beta", beta, dtype)
+    alpha = scalar(name, "alpha", alpha, dtype)
+    beta = scalar(name, "beta", beta, dtype)
     precision = _compat.canonical_precision(precision)
     wide = accumulator(dtype)
 
@@ -420,7 +420,7 @@ def _addend(
 ) -> Array | None:
     if c is None:
         return None
-    (c,) = _arrays(name, **{argument: c})
+    (c,) = arrays(name, **{argument: c})
     if c.dtype != dtype:
         raise TypeError(
             f"{name}: {argument} must have the dtype of the result, {dtype}, "
@@ -437,7 +437,7 @@ def _addend(
     return c
 
 
-def _scalar(name: str, argument: str, value: Any, dtype: np.dtype) -> Any:
+def scalar(name: str, argument: str, value: Any, dtype: np.dtype) -> Any:
     """A Python number that fits the dtype, or an array of shape ()."""
     integral = jnp.issubdtype(dtype, jnp.integer)
     real = not jnp.issubdtype(dtype, jnp.complexfloating)
