@@ -18,7 +18,7 @@ from jax_layout.op import Kernel, Op, define, jvp_of
 
 _CPU_DTYPES = ("float32", "float64", "bfloat16", "complex64", "complex128")
 # Below this many bytes XLA's own loop is as fast as a custom call.
-_CPU_MIN_BYTES = 64 * 1024
+_CPU_MIN_BYTES = 1 << 20
 
 
 def geam(

@@ -19,7 +19,7 @@ DTYPES = {
     "float32": 1e-6, "float64": 1e-15, "bfloat16": 1e-2, "float16": 1e-3,
     "complex64": 1e-6, "complex128": 1e-15, "int32": 0,
 }  # fmt: skip
-SHAPES = [(1, 1), (64, 128), (257, 131), (3, 65, 200), (1000, 7), (7, 1000)]
+SHAPES = [(1, 1), (64, 128), (1031, 517), (5, 333, 400), (100_003, 7), (7, 100_003)]
 TRANSPOSES = list(itertools.product((False, True), repeat=2))
 
 
@@ -42,9 +42,12 @@ def test_geam(dtype, shape, transposes):
     a, b = operands(shape, dtype, transposes)
     alpha, beta = (2, -3) if dtype == "int32" else (0.5, -3)
     f = functools.partial(
-        jl.geam, alpha=alpha, beta=beta,
-        transpose_a=transposes[0], transpose_b=transposes[1],
-    )  # fmt: skip
+        jl.geam,
+        alpha=alpha,
+        beta=beta,
+        transpose_a=transposes[0],
+        transpose_b=transposes[1],
+    )
     y = jax.jit(f)(a, b)
     wide = np.complex128 if dtype.startswith("complex") else np.float64
     p, q = (
@@ -57,20 +60,20 @@ def test_geam(dtype, shape, transposes):
         np.asarray(y.astype(wide)), expected, rtol=DTYPES[dtype], atol=DTYPES[dtype]
     )
     ran = dtype not in ("float16", "int32") and any(transposes)
-    large = a.size * a.dtype.itemsize >= 64 * 1024
+    large = a.size * a.dtype.itemsize >= 1 << 20
     assert kernels(compiled(f, a, b)) == (ran and large)
 
 
 def test_nan_and_overflow_in_bfloat16():
-    a = jnp.full((256, 256), jnp.nan, jnp.bfloat16)
-    b = jnp.full((256, 256), 3e38, jnp.bfloat16)
+    a = jnp.full((1024, 1024), jnp.nan, jnp.bfloat16)
+    b = jnp.full((1024, 1024), 3e38, jnp.bfloat16)
     assert jnp.isnan(jax.jit(jl.geam, static_argnums=(4,))(a, b, 1, 1, True)).all()
     y = jl.geam(b, b, 2, 2, True)
     assert jnp.isposinf(y).all()
 
 
 def test_complex_and_array_scalars():
-    a, b = operands((70, 90), "complex128", (True, False))
+    a, b = operands((270, 290), "complex128", (True, False))
     y = jl.geam(a, b, 1 + 2j, -1j, transpose_a=True)
     expected = (1 + 2j) * np.asarray(a).T - 1j * np.asarray(b)
     np.testing.assert_allclose(y, expected, atol=1e-12)
@@ -88,7 +91,7 @@ def test_transformations():
 
 
 def test_sharded_without_a_collective(mesh):
-    a, b = operands((256, 512), "float32", (True, False))
+    a, b = operands((2048, 1024), "float32", (True, False))
     spec = P("a", "b")
     b = jax.device_put(b, NamedSharding(mesh, spec))
     a = jax.device_put(a, NamedSharding(mesh, P("b", "a")))
