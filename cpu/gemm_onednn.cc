@@ -347,7 +347,8 @@ dnnl_status_t MakeState(const GemmProblem& problem, Way way, State* state) {
   const GemmTiling& tiling = state->tiling;
   const bool wide =
       problem.result == DType::kF32 || problem.result == DType::kS32;
-  state->stage = way != Way::kFused && (!wide || problem.beta != 0.);
+  // A tile of y does not stay in cache if its rows are a power of two apart.
+  state->stage = way != Way::kFused && (!wide || Finishes(problem));
   state->product_ld = state->stage ? tiling.cols : plan.y.ld;
   const DType y_type = state->stage && !wide ? DType::kF32 : problem.result;
   const int64_t last_rows = plan.m - (tiling.row_tiles - 1) * tiling.rows;
@@ -441,8 +442,7 @@ dnnl_status_t RunTile(const State& state, const GemmTile& tile) {
     status = dnnl.primitive_execute(product.primitive, thread.stream, count,
                                     args.data());
   }
-  const bool finish = state.stage || Finishes(state.problem);
-  if (!status && state.way != Way::kFused && finish) {
+  if (!status && state.stage) {
     FinishGemm(state.problem, state.problem.alpha, state.problem.beta,
                {tile.rows, tile.cols, y, state.product_ld, tile.bias, tile.y,
                 tile.aux, plan.y.ld});
