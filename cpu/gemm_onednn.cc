@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -28,6 +29,7 @@ namespace {
   X(memory_desc_destroy)                \
   X(memory_desc_get_size)               \
   X(memory_destroy)                     \
+  X(memory_set_data_handle)             \
   X(matmul_primitive_desc_create)       \
   X(post_ops_append_eltwise)            \
   X(post_ops_append_sum)                \
@@ -168,9 +170,12 @@ Status Failure(dnnl_status_t status, const GemmProblem& problem) {
                        ".");
 }
 
-// A pool thread's own: memory that is too large to ask for at each call.
+// A pool thread's own: memory that is too large to ask for at each call, and
+// the last product's memory objects, which cost as much as a tiny product.
 struct ThreadState {
   Stream stream;
+  int64_t product = 0;  // its id
+  std::array<Memory, 5> memories;
   std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
   size_t bytes = 0;
 
@@ -212,6 +217,7 @@ enum class Way {
 struct Product {
   MemoryDesc a, b, bias, y, scratchpad;
   Primitive primitive;
+  int64_t id = 0;  // unlike that of any other
   size_t scratchpad_bytes = 0;
   std::string implementation;
 };
@@ -316,6 +322,8 @@ dnnl_status_t MakeProduct(const GemmProblem& problem, Way way, DType y_type,
                                                   bytes, dnnl_u8, dense);
   }
   if (!status) status = dnnl.primitive_create(product->primitive.out(), desc);
+  static std::atomic<int64_t> last_id = 0;
+  product->id = ++last_id;
   return status;
 }
 
@@ -422,22 +430,25 @@ dnnl_status_t RunTile(const State& state, const GemmTile& tile) {
     status = dnnl.stream_create(thread.stream.out(), dnnl.engine,
                                 dnnl_stream_in_order);
   }
-  std::array<Memory, 5> memories;
+  if (thread.product != product.id) thread.memories = {};
   std::array<dnnl_exec_arg_t, 5> args;
   int count = 0;
   auto bind = [&](int arg, const_dnnl_memory_desc_t desc, const void* data) {
+    Memory& object = thread.memories[count];
+    void* handle = const_cast<void*>(data);
     if (!status) {
-      status = dnnl.memory_create(memories[count].out(), desc, dnnl.engine,
-                                  const_cast<void*>(data));
+      status = object != nullptr ? dnnl.memory_set_data_handle(object, handle)
+                                 : dnnl.memory_create(object.out(), desc,
+                                                      dnnl.engine, handle);
     }
-    args[count] = {arg, memories[count]};
-    ++count;
+    args[count++] = {arg, object};
   };
   bind(DNNL_ARG_SRC, product.a, a);
   bind(DNNL_ARG_WEIGHTS, product.b, b);
   bind(DNNL_ARG_DST, product.y, y);
   if (product.bias != nullptr) bind(DNNL_ARG_BIAS, product.bias, tile.bias);
   bind(DNNL_ARG_SCRATCHPAD, product.scratchpad, memory);
+  thread.product = status ? 0 : product.id;
   if (!status) {
     status = dnnl.primitive_execute(product.primitive, thread.stream, count,
                                     args.data());
