@@ -111,11 +111,11 @@ bool OpenblasSupports(const GemmProblem& problem) {
 }
 
 Status ChooseOpenblas(const GemmProblem& problem, GemmFunction* run) {
-  // Whole rows of y: OpenBLAS packs b in pieces that stay in cache, so a tile
-  // does that again, but columns cut short cost more. f64 1024^3 on two
-  // threads: 512 x 1024 179 GFLOP/s, 256 x 1024 174, 512 x 512 167, 1024 x 256
-  // 152.
-  const GemmTiling tiling = MakeGemmTiling(problem.plan, {.tasks_per_thread = 2,
+  // One tile of whole rows per thread: OpenBLAS packs b once per tile, and
+  // columns cut short cost more. GFLOP/s for f64 on two threads: 2048^3 in
+  // tiles of 1024 x 2048 187, 512 x 2048 174, 1024 x 1024 174, 2048 x 1024 178;
+  // 512^3 in 256 x 512 154, 128 x 512 149, 256 x 256 144, of XLA's 161.
+  const GemmTiling tiling = MakeGemmTiling(problem.plan, {.tasks_per_thread = 1,
                                                           .min_rows = 64,
                                                           .min_cols = 64,
                                                           .rows_first = true});
