@@ -355,7 +355,7 @@ dnnl_status_t MakeState(const GemmProblem& problem, Way way, State* state) {
   GemmTiling& tiling = state->tiling;
   // The kernel for a few rows and transposed b gets slow on long tiles: 8 x
   // 4096 x 4096 makes 55 GFLOP/s on a thread in tiles of 64 columns, 35 in 512.
-  if (f32 && plan.b.transposed && plan.m > 2 && plan.m <= 16 && plan.n > 64) {
+  if (f32 && plan.b.transposed && plan.m > 2 && plan.m <= 8 && plan.n > 64) {
     tiling.cols = 64;
     tiling.col_tiles = CeilDiv(plan.n, tiling.cols);
   }

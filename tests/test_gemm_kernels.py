@@ -41,9 +41,11 @@ SIZES = [1, 2, 3, 7, 31, 33, 64, 100]
 
 @pytest.fixture(autouse=True)
 def supported(request):
-    types = request.node.callspec.params.get("types") if hasattr(
-        request.node, "callspec"
-    ) else None
+    types = (
+        request.node.callspec.params.get("types")
+        if hasattr(request.node, "callspec")
+        else None
+    )
     if not _cpu.gemm_supported(*(types or ("float32", "float32"))):
         pytest.skip("no kernel for these types on this machine")
 
@@ -288,9 +290,7 @@ def test_nothing_to_sum(types):
         assert y.shape == (m, n)
 
 
-@pytest.mark.parametrize(
-    "types", [t for t in TYPES if t[0] != "int8"], ids="-".join
-)
+@pytest.mark.parametrize("types", [t for t in TYPES if t[0] != "int8"], ids="-".join)
 @pytest.mark.parametrize("size", [1, 40])
 def test_nan(types, size):
     _, a, b, y_shape, *_ = random_case("mk,kn->mn", types, m=size, n=size, k=size)
@@ -359,7 +359,9 @@ def test_wrong_calls_are_errors(changes, message):
 def test_types_without_a_kernel_are_errors():
     a = jnp.ones((4, 4), "int32")
     assert not _cpu.gemm_supported("int32", "int32")
-    with pytest.raises(jax.errors.JaxRuntimeError, match="no kernel .* 4 x 4 x 4 int32"):
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="no kernel .* 4 x 4 x 4 int32"
+    ):
         jax.block_until_ready(gemm("mk,kn->mn", a, a, "int32"))
     with pytest.raises(ValueError, match="unknown dtype int7"):
         _cpu.gemm_supported("int7", "int32")
