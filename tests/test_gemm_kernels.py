@@ -89,7 +89,9 @@ def gemm(
     y_shape=None,
 ):
     """Calls the target; the results as a list."""
-    extents = dict(zip(spec.replace(",", "").split("->")[0], a.shape + b.shape))
+    extents = dict(
+        zip(spec.replace(",", "").split("->")[0], a.shape + b.shape, strict=True)
+    )
     y_shape = y_shape or tuple(extents[label] for label in spec.split("->")[1])
     y = jax.ShapeDtypeStruct(y_shape, result)
     results = [y] + [y] * aux
