@@ -4,6 +4,10 @@
 // vectorise, compiled once per instruction set.
 #include "cpu/gemm_finish.h"
 
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -381,7 +385,16 @@ JAX_LAYOUT_AVX2 void WidenAvx2(DType type, const void* x, int64_t ld,
 }
 JAX_LAYOUT_AVX512 void WidenAvx512(DType type, const void* x, int64_t ld,
                                    int64_t rows, int64_t cols, float* y) {
-  WidenAny(type, x, ld, rows, cols, y);
+  if (type != DType::kF16) return WidenAny(type, x, ld, rows, cols, y);
+  for (int64_t i = 0; i < rows; ++i) {
+    const F16* row = static_cast<const F16*>(x) + i * ld;
+    for (int64_t j = 0; j < cols; j += 16) {
+      const __mmask16 some = cols - j < 16 ? (1 << (cols - j)) - 1 : 0xffff;
+      _mm512_mask_storeu_ps(
+          y + i * cols + j, some,
+          _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(some, row + j)));
+    }
+  }
 }
 
 bool HasAvx512() {

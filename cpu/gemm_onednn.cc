@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -28,6 +29,7 @@ namespace {
   X(memory_desc_destroy)                \
   X(memory_desc_get_size)               \
   X(memory_destroy)                     \
+  X(memory_set_data_handle)             \
   X(matmul_primitive_desc_create)       \
   X(post_ops_append_eltwise)            \
   X(post_ops_append_sum)                \
@@ -168,9 +170,12 @@ Status Failure(dnnl_status_t status, const GemmProblem& problem) {
                        ".");
 }
 
-// A pool thread's own: memory that is too large to ask for at each call.
+// A pool thread's own: memory that is too large to ask for at each call, and
+// the last product's memory objects, which cost as much as a tiny product.
 struct ThreadState {
   Stream stream;
+  int64_t product = 0;  // its id
+  std::array<Memory, 5> memories;
   std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
   size_t bytes = 0;
 
@@ -212,6 +217,7 @@ enum class Way {
 struct Product {
   MemoryDesc a, b, bias, y, scratchpad;
   Primitive primitive;
+  int64_t id = 0;  // unlike that of any other
   size_t scratchpad_bytes = 0;
   std::string implementation;
 };
@@ -316,6 +322,8 @@ dnnl_status_t MakeProduct(const GemmProblem& problem, Way way, DType y_type,
                                                   bytes, dnnl_u8, dense);
   }
   if (!status) status = dnnl.primitive_create(product->primitive.out(), desc);
+  static std::atomic<int64_t> last_id = 0;
+  product->id = ++last_id;
   return status;
 }
 
@@ -344,10 +352,17 @@ dnnl_status_t MakeState(const GemmProblem& problem, Way way, State* state) {
                                         .min_rows = f32 ? 64 : 32,
                                         .min_cols = 64,
                                         .rows_first = !f32});
-  const GemmTiling& tiling = state->tiling;
+  GemmTiling& tiling = state->tiling;
+  // The kernel for a few rows and transposed b gets slow on long tiles: 8 x
+  // 4096 x 4096 makes 55 GFLOP/s on a thread in tiles of 64 columns, 35 in 512.
+  if (f32 && plan.b.transposed && plan.m > 2 && plan.m <= 8 && plan.n > 64) {
+    tiling.cols = 64;
+    tiling.col_tiles = CeilDiv(plan.n, tiling.cols);
+  }
   const bool wide =
       problem.result == DType::kF32 || problem.result == DType::kS32;
-  state->stage = way != Way::kFused && (!wide || problem.beta != 0.);
+  // A tile of y does not stay in cache if its rows are a power of two apart.
+  state->stage = way != Way::kFused && (!wide || Finishes(problem));
   state->product_ld = state->stage ? tiling.cols : plan.y.ld;
   const DType y_type = state->stage && !wide ? DType::kF32 : problem.result;
   const int64_t last_rows = plan.m - (tiling.row_tiles - 1) * tiling.rows;
@@ -421,28 +436,30 @@ dnnl_status_t RunTile(const State& state, const GemmTile& tile) {
     status = dnnl.stream_create(thread.stream.out(), dnnl.engine,
                                 dnnl_stream_in_order);
   }
-  std::array<Memory, 5> memories;
+  if (thread.product != product.id) thread.memories = {};
   std::array<dnnl_exec_arg_t, 5> args;
   int count = 0;
   auto bind = [&](int arg, const_dnnl_memory_desc_t desc, const void* data) {
+    Memory& object = thread.memories[count];
+    void* handle = const_cast<void*>(data);
     if (!status) {
-      status = dnnl.memory_create(memories[count].out(), desc, dnnl.engine,
-                                  const_cast<void*>(data));
+      status = object != nullptr ? dnnl.memory_set_data_handle(object, handle)
+                                 : dnnl.memory_create(object.out(), desc,
+                                                      dnnl.engine, handle);
     }
-    args[count] = {arg, memories[count]};
-    ++count;
+    args[count++] = {arg, object};
   };
   bind(DNNL_ARG_SRC, product.a, a);
   bind(DNNL_ARG_WEIGHTS, product.b, b);
   bind(DNNL_ARG_DST, product.y, y);
   if (product.bias != nullptr) bind(DNNL_ARG_BIAS, product.bias, tile.bias);
   bind(DNNL_ARG_SCRATCHPAD, product.scratchpad, memory);
+  thread.product = status ? 0 : product.id;
   if (!status) {
     status = dnnl.primitive_execute(product.primitive, thread.stream, count,
                                     args.data());
   }
-  const bool finish = state.stage || Finishes(state.problem);
-  if (!status && state.way != Way::kFused && finish) {
+  if (!status && state.stage) {
     FinishGemm(state.problem, state.problem.alpha, state.problem.beta,
                {tile.rows, tile.cols, y, state.product_ld, tile.bias, tile.y,
                 tile.aux, plan.y.ld});

@@ -73,10 +73,11 @@ struct GemmTileRules {
   bool rows_first;             // cut columns only where rows run out
 };
 
-// Halves tiles until there are enough, as long as a tile is worth a task.
+// Halves tiles until there are enough, as long as a tile is worth waking up a
+// thread, which takes about 50 us.
 inline GemmTiling MakeGemmTiling(const GemmPlan& plan,
                                  const GemmTileRules& rules) {
-  constexpr int64_t kMinProducts = int64_t{1} << 19;
+  constexpr int64_t kMinProducts = int64_t{1} << 22;
   const int64_t wanted = rules.tasks_per_thread * ProcessorCount();
   GemmTiling t = {plan.m, plan.n, 1, 1, plan.Steps()};
   while (t.tasks() < wanted && t.rows * t.cols * plan.k >= 2 * kMinProducts) {

@@ -90,7 +90,7 @@ def gemm(
 ):
     """Calls the target; the results as a list."""
     extents = dict(
-        zip(spec.replace(",", "").split("->")[0], a.shape + b.shape, strict=False)
+        zip(spec.replace(",", "").split("->")[0], a.shape + b.shape, strict=True)
     )
     y_shape = y_shape or tuple(extents[label] for label in spec.split("->")[1])
     y = jax.ShapeDtypeStruct(y_shape, result)
