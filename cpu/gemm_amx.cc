@@ -26,17 +26,18 @@ namespace {
 #endif
 // The packed block of the right operand takes a good part of L2 (2 MiB); what
 // is left holds the sums that wait, and the left operand on its way through.
-TUNE int64_t kWholeK = 1024;  // up to here k is one block
-TUNE int64_t kBlockK = 512;
+TUNE int64_t kWholeK = 320;  // up to here k is one block
+TUNE int64_t kBlockK = 320;
 TUNE int64_t kBlockCols = 512;
 TUNE int64_t kBlockRows = 512;  // where sums wait
 // Below this many columns a packed left row is not read often enough.
 TUNE int64_t kPackLeftCols = 128;
 TUNE int64_t kStreamBytes = 4 << 20;
 TUNE int64_t kStreamK = 256;
-TUNE int64_t kPackLeft = 0;
-// Multiply-adds worth handing to another thread, about 10 microseconds.
-constexpr int64_t kTaskWork = 8 << 20;
+TUNE int64_t kPackLeft = 1;
+// Multiply-adds worth handing to another thread, about 15 microseconds.
+TUNE int64_t kTaskWork = 32 << 20;
+TUNE int64_t kPf = 1;
 // A few tasks per thread even out what else the machine does.
 constexpr int64_t kTasksPerThread = 4;
 // y^T = b^T a^T where m is at most this, and b's rows can be read in place.
@@ -248,6 +249,7 @@ Status GemmAmx(const GemmProblem& problem, const GemmBuffers& buffers,
         block.cols >= kPackLeftCols &&
         (kPackLeft || !LineAligned(block.left.data) || block.left.ld % 32 != 0);
     if (problem.sums && j == 0) block.row_sums = sums.data() + i;
+    block.pf = kPf;
     char* scratch = Scratch(right_bytes + left_bytes + waiting_bytes);
     if (scratch == nullptr) {
       failed = true;

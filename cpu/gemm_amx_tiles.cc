@@ -126,8 +126,7 @@ void StorePlain(const float* sums, int64_t rows, BF16* y, int64_t ld,
   for (int64_t i = 0; i < rows; ++i, y += ld) {
     const float* row = sums + i / 16 * 512 + i % 16 * 16;
     const __m512i line =
-        _mm512_inserti64x4(_mm512_castsi256_si512(V::Narrow(V::Load(row))),
-                           V::Narrow(V::Load(row + 256)), 1);
+        (__m512i)_mm512_cvtne2ps_pbh(V::Load(row + 256), V::Load(row));
     if (stream) {
       _mm512_stream_si512(reinterpret_cast<__m512i*>(y), line);
     } else {
@@ -249,7 +248,7 @@ class KBlock {
     }
     // Its successor's rows are shared out among the panels of columns.
     const int64_t after = Least(kAmxPanel, b_.rows - i - rows);
-    if (after > 0) {
+    if (after > 0 && b_.pf) {
       const int64_t panels = (b_.cols + kAmxPanel - 1) / kAmxPanel;
       p.next = reinterpret_cast<const char*>(at + rows * left.ld);
       p.next_stride = 2 * left.ld;

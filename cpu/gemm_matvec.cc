@@ -100,7 +100,9 @@ Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
 
   const int64_t row_bytes = std::max<int64_t>(1, all.k * in);
   const int64_t even = CeilDiv(count, executor.num_threads());
-  int64_t block = std::max(std::min(even, kTaskBytes / row_bytes), kLine);
+  // Rows of results are read a piece at a time: the longer, the fewer pages.
+  const int64_t wanted = all.along ? kTaskBytes / row_bytes : kMatvecCount;
+  int64_t block = std::max(std::min(even, wanted), kLine);
   block = std::min(CeilDiv(block, kLine) * kLine, kMatvecCount);
   const int64_t blocks = CeilDiv(count, block);
   const int64_t together = std::max<int64_t>(
