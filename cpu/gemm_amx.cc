@@ -4,6 +4,7 @@
 #include "cpu/gemm_amx.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <vector>
@@ -21,27 +22,29 @@ namespace jax_layout {
 #if defined(__x86_64__) && defined(__linux__)
 namespace {
 
-#ifndef TUNE
-#define TUNE constexpr
-#endif
-// The packed block of the right operand takes a good part of L2 (2 MiB); what
-// is left holds the sums that wait, and the left operand on its way through.
-TUNE int64_t kWholeK = 320;  // up to here k is one block
-TUNE int64_t kBlockK = 320;
-TUNE int64_t kBlockCols = 512;
-TUNE int64_t kBlockRows = 512;  // where sums wait
-// Below this many columns a packed left row is not read often enough.
-TUNE int64_t kPackLeftCols = 128;
-TUNE int64_t kStreamBytes = 4 << 20;
-TUNE int64_t kStreamK = 256;
-TUNE int64_t kPackLeft = 1;
+// Along k: 20 KiB of a left panel stay in L1 while the right panels, as large,
+// pass by from L2. Longer blocks lose a third of the tiles' speed; shorter ones
+// load and store the waiting sums more often.
+constexpr int64_t kBlockK = 320;
+// With few columns it is the left operand that passes by, in place: long rows.
+constexpr int64_t kFewCols = 64;
+constexpr int64_t kLongK = 2048;
+// The packed right block (320 KiB) and the sums that wait (1 MiB) share L2.
+constexpr int64_t kBlockCols = 512;
+constexpr int64_t kBlockRows = 512;
+// A left panel that is read this often is packed, though it could be read in
+// place: in L1, rows a power of two apart evict each other.
+constexpr int64_t kPackLeftCols = 128;
+// Writing around the cache pays for results of this size, but not where k is
+// so short that the tiles would wait for the stores.
+constexpr int64_t kStreamBytes = 4 << 20;
+constexpr int64_t kStreamK = 64;
 // Multiply-adds worth handing to another thread, about 15 microseconds.
-TUNE int64_t kTaskWork = 32 << 20;
-TUNE int64_t kPf = 1;
+constexpr int64_t kTaskWork = 32 << 20;
 // A few tasks per thread even out what else the machine does.
 constexpr int64_t kTasksPerThread = 4;
 // y^T = b^T a^T where m is at most this, and b's rows can be read in place.
-TUNE int64_t kFewRows = 64;
+constexpr int64_t kFewRows = 64;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
@@ -112,8 +115,8 @@ Blocks ChooseBlocks(const Roles& roles, int64_t k, int64_t steps,
   Blocks b;
   b.k = kAmxStep;
   if (k > 0) {
-    b.k = k <= kWholeK ? RoundUp(k, kAmxStep)
-                       : RoundUp(CeilDiv(k, CeilDiv(k, kBlockK)), kAmxStep);
+    const int64_t most = roles.cols <= kFewCols ? kLongK : kBlockK;
+    b.k = RoundUp(CeilDiv(k, CeilDiv(k, most)), kAmxStep);
   }
   b.cols = std::min(kBlockCols, RoundUp(roles.cols, kAmxPanel));
   b.rows = RoundUp(roles.rows, kAmxPanel);
@@ -244,12 +247,8 @@ Status GemmAmx(const GemmProblem& problem, const GemmBuffers& buffers,
     }
     if (e.bias != nullptr) block.epilogue.bias += col * itemsize;
     block.stream = large && LineAligned(block.epilogue.y);
-    // Rows that are not whole lines would be loaded as two each, every time.
-    block.pack_left =
-        block.cols >= kPackLeftCols &&
-        (kPackLeft || !LineAligned(block.left.data) || block.left.ld % 32 != 0);
+    block.pack_left = block.cols >= kPackLeftCols;
     if (problem.sums && j == 0) block.row_sums = sums.data() + i;
-    block.pf = kPf;
     char* scratch = Scratch(right_bytes + left_bytes + waiting_bytes);
     if (scratch == nullptr) {
       failed = true;

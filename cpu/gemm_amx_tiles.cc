@@ -8,6 +8,7 @@
 #include "core/gemm_problem.h"  // before what follows is for one processor
 
 // GCC 12's header takes its own undefined registers for a mistake.
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target( \
     "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,bmi2,fma,amx-tile,amx-bf16")
@@ -18,7 +19,14 @@
 namespace jax_layout {
 namespace {
 
-using V = Avx512Floats;
+// With the processor's own rounding, which takes denormals for 0 as the tiles
+// do.
+struct V : Avx512Floats {
+  using Avx512Floats::Store;
+  static JAX_LAYOUT_INLINE void Store(BF16* p, Reg v, int n) {
+    _mm256_mask_storeu_epi16(p, First(n), (__m256i)_mm512_cvtneps_pbh(v));
+  }
+};
 
 // All eight tiles are 16 rows of 64 bytes: 0 to 3 sums, 4 and 5 left, 6 and 7
 // right.
@@ -144,12 +152,21 @@ void FinishPanel(const AmxBlock& b, float* sums, int64_t i, int64_t j,
                       b.ld, b.stream);
   }
   auto finish = [&]<class T, Activation kActivation, Activation kDerivative>() {
+    const GemmEpilogue here = e;  // the compiler sees that y is not in it
+    auto piece = [&](const float* row, int64_t at, int64_t c, int count) {
+      Finish<V, T, kActivation, kDerivative>(here, V::Load(row + c * 16),
+                                             at + c, j + c, count);
+    };
     for (int64_t r = 0; r < rows; ++r) {
       const float* row = sums + r / 16 * 512 + r % 16 * 16;
+      const int64_t at = (i + r) * b.ld + j;
+      if (cols == 32) {
+        piece(row, at, 0, 16);
+        piece(row, at, 16, 16);
+        continue;
+      }
       for (int64_t c = 0; c < cols; c += 16) {
-        Finish<V, T, kActivation, kDerivative>(
-            e, V::Load(row + c * 16), (i + r) * b.ld + j + c, j + c,
-            static_cast<int>(Least(16, cols - c)));
+        piece(row, at, c, static_cast<int>(Least(16, cols - c)));
       }
     }
   };
@@ -248,7 +265,7 @@ class KBlock {
     }
     // Its successor's rows are shared out among the panels of columns.
     const int64_t after = Least(kAmxPanel, b_.rows - i - rows);
-    if (after > 0 && b_.pf) {
+    if (after > 0) {
       const int64_t panels = (b_.cols + kAmxPanel - 1) / kAmxPanel;
       p.next = reinterpret_cast<const char*>(at + rows * left.ld);
       p.next_stride = 2 * left.ld;

@@ -54,7 +54,6 @@ struct AmxBlock {
   // Scratch, aligned to lines: AmxScratch() says how much.
   char *packed_right, *packed_left;
   float* accumulators;
-  int64_t pf;
 };
 
 // Sets the tiles up for this thread, runs, and gives the tiles back.

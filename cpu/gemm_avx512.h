@@ -35,12 +35,15 @@ struct Avx512Floats {
         _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
   static JAX_LAYOUT_INLINE Reg Load(const float* p, int n) {
+    if (n == kLanes) return Load(p);
     return _mm512_maskz_loadu_ps(First(n), p);
   }
   static JAX_LAYOUT_INLINE Reg Load(const BF16* p, int n) {
+    if (n == kLanes) return Load(p);
     return Widen(_mm256_maskz_loadu_epi16(First(n), p));
   }
   static JAX_LAYOUT_INLINE Reg Load(const F16* p, int n) {
+    if (n == kLanes) return Load(p);
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(First(n), p));
   }
   // To the nearest even. The processor's own instruction would flush

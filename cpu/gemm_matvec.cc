@@ -67,6 +67,11 @@ bool MatvecSupports(const GemmProblem& problem) {
 }
 
 Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
+                  const Executor& executor) {
+  return GemmMatvec(problem, buffers, executor, BestFloats());
+}
+
+Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
                   const Executor& executor, Floats floats) {
   const GemmPlan& plan = problem.plan;
   MatvecFunction* function = FunctionOf(floats);

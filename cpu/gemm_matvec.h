@@ -21,7 +21,11 @@ Floats BestFloats();
 bool MatvecSupports(const GemmProblem& problem);
 
 Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
-                  const Executor& executor, Floats floats = BestFloats());
+                  const Executor& executor);
+
+// In one of the instruction sets that the processor has.
+Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
+                  const Executor& executor, Floats floats);
 
 }  // namespace jax_layout
 

@@ -8,6 +8,7 @@
 #include "core/gemm_problem.h"  // before what follows is for one processor
 
 // GCC 12's header takes its own undefined registers for a mistake.
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,fma,bmi2")
 #include "cpu/gemm_avx512.h"

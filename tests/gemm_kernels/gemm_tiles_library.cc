@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The hand-written CPU GEMMs as a C function, for tests without JAX.
+#include <immintrin.h>
+
 #include <functional>
 #include <thread>
 #include <utility>
@@ -48,9 +50,6 @@ struct Problem {
 
 enum Method { kAmx, kMatvecAvx512, kMatvecAvx2, kMatvec };
 
-int Gemm(int method, const Problem* p, int num_threads, const void* a,
-         const void* b, const void* bias, void* y, void* aux, void* sums);
-
 // Whether the processor has what the method needs.
 int HasMethod(int method) {
   GemmProblem problem;
@@ -58,6 +57,16 @@ int HasMethod(int method) {
   if (method == kAmx) return AmxSupports(problem);
   if (method == kMatvecAvx512) return BestFloats() == Floats::kAvx512;
   return BestFloats() != Floats::kNone;
+}
+
+// Whether the calling thread has no tiles configured; only with AMX.
+__attribute__((target("amx-tile"))) int TilesAtRest() {
+  alignas(64) char config[64];
+  _tile_storeconfig(config);
+  for (char byte : config) {
+    if (byte != 0) return 0;
+  }
+  return 1;
 }
 
 // 0 if y was written, 1 for an error, 2 if the method does not do it.
