@@ -3,7 +3,9 @@
 
 #include <algorithm>
 
+#include "cpu/gemm_amx.h"
 #include "cpu/gemm_libraries.h"
+#include "cpu/gemm_matvec.h"
 #include "cpu/gemm_tiles.h"
 
 namespace jax_layout {
@@ -12,8 +14,7 @@ namespace {
 // Makes the choice of a method that decides nothing ahead.
 template <Status (*Run)(const GemmProblem&, const GemmBuffers&,
                         const Executor&)>
-[[maybe_unused]] Status ChooseAtOnce(const GemmProblem& problem,
-                                     GemmFunction* run) {
+Status ChooseAtOnce(const GemmProblem& problem, GemmFunction* run) {
   *run = [problem](const GemmBuffers& buffers, const Executor& executor) {
     return Run(problem, buffers, executor);
   };
@@ -64,6 +65,18 @@ bool LibraryWorthwhile(const GemmProblem& problem) {
   return false;
 }
 
+// A call costs some microseconds, in which XLA does small products itself.
+bool MatvecWorthwhile(const GemmProblem& problem) {
+  const GemmPlan& plan = problem.plan;
+  return plan.Steps() == 1 && plan.m * plan.n * plan.k >= 4096;
+}
+
+bool AmxWorthwhile(const GemmProblem& problem) {
+  const GemmPlan& plan = problem.plan;
+  const int64_t products = plan.m * plan.n * plan.k;
+  return products >= (plan.Steps() == 1 ? 4096 : 32768);
+}
+
 struct GemmMethod {
   bool (*supports)(const GemmProblem&);
   bool (*worthwhile)(const GemmProblem&);  // of what it supports
@@ -71,8 +84,9 @@ struct GemmMethod {
 };
 
 // The first that supports a problem runs it: our own kernels, then libraries.
-// {XSupports, XWorthwhile, ChooseAtOnce<GemmX>} for kernels without a state.
 constexpr GemmMethod kMethods[] = {
+    {MatvecSupports, MatvecWorthwhile, ChooseAtOnce<GemmMatvec>},
+    {AmxSupports, AmxWorthwhile, ChooseAtOnce<GemmAmx>},
     {OnednnSupports, LibraryWorthwhile, ChooseOnednn},
     {OpenblasSupports, LibraryWorthwhile, ChooseOpenblas},
 };
