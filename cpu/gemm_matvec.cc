@@ -6,10 +6,6 @@
 #include <algorithm>
 #include <vector>
 
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
-
 #include "cpu/gemm_matvec_kernels.h"
 
 namespace jax_layout {

@@ -10,7 +10,7 @@
 // GCC 12's header takes its own undefined registers for a mistake.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,fma,bmi2")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,fma")
 #include "cpu/gemm_avx512.h"
 #include "cpu/gemm_matvec_kernels.h"
 

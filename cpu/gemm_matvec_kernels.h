@@ -41,7 +41,7 @@ namespace {
 template <class T>
 JAX_LAYOUT_INLINE void PrefetchRow(const T* p, int64_t ld, int64_t j) {
   if (j * sizeof(T) % 64 == 0) {
-    _mm_prefetch(reinterpret_cast<const char*>(p + ld + j), _MM_HINT_T0);
+    __builtin_prefetch(p + ld + j);
   }
 }
 
@@ -81,7 +81,8 @@ JAX_LAYOUT_INLINE void DotRows(const T* row, int64_t ld, const float* x,
 template <class V, class T>
 void Dot(const MatvecBlock& b, const float* x, float* z) {
   const T* row = reinterpret_cast<const T*>(b.matrix);
-  constexpr int kRows = 4;
+  // More streams from memory for as many as there are registers.
+  constexpr int kRows = V::kLanes == 16 ? 8 : 2;
   int64_t i = 0;
   for (; i + kRows <= b.count; i += kRows) {
     DotRows<V, T, kRows>(row + i * b.ld, b.ld, x, b.k, z + i);
