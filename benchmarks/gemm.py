@@ -57,8 +57,9 @@ def main(
     timing = Timing(
         rounds=options.rounds or (3 if options.quick else 15),
         seconds=0.3 if options.quick else options.seconds,
-        sample_seconds=2e-2 if on_gpu else 1e-3,
+        sample_seconds=2e-2 if on_gpu else 4e-3,
         blocking=not on_gpu,
+        settle_seconds=0.0 if on_gpu else 0.01,
     )
     done = []
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn())

@@ -66,12 +66,15 @@ class Timing:
       sample_seconds: a sample repeats a short call until it lasts about this long.
       blocking: wait for every call, as on a CPU, or once per sample: on a GPU many
         launches between two synchronisations leave the launch latency out.
+      settle_seconds: how long a contender runs untimed before each sample: threads
+        of the one before it, waiting in a loop for more work, still take its cores.
     """
 
     rounds: int = 15
     seconds: float = 8.0
     sample_seconds: float = 2e-4
     blocking: bool = True
+    settle_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +129,7 @@ def measure(
             if done >= 3 and time.perf_counter() > end:
                 break
             for k in rotation(count, done):
+                index = _settle(contenders[k], index, timing.settle_seconds)
                 elapsed, faulted = _run(contenders[k], index, calls[k], timing.blocking)
                 seconds[k].append(elapsed)
                 faults[k].append(faulted)
@@ -164,6 +168,14 @@ def calls_per_sample(once: float, sample_seconds: float) -> int:
 def rotation(count: int, round_number: int) -> list[int]:
     """The order of the contenders in a round: another one goes first each time."""
     return [(round_number + k) % count for k in range(count)]
+
+
+def _settle(contender: Contender, index: int, seconds: float) -> int:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        contender.wait(contender.launch(index))
+        index += 1
+    return index
 
 
 def _run(
