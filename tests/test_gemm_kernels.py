@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The FFI target of the GEMM on CPUs, against NumPy in the widest types."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -384,3 +387,39 @@ def test_calls_from_many_threads():
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(run, range(60)))
+
+
+def run_python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+
+
+def test_without_libraries_nothing_is_supported():
+    code = """
+from jax_layout import _cpu
+_cpu.set_gemm_libraries("", "/nowhere/libopenblas.so")
+print(_cpu.gemm_supported("float64", "float64"))
+print(_cpu.gemm_worthwhile("mk,kn->mn", [512, 512], [512, 512], "float64", "float64"))
+"""
+    assert run_python(code).stdout.split() == ["False", "False"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_libraries_start_no_threads():
+    code = """
+import os
+import jax, jax.numpy as jnp
+from jax_layout import _backends
+from test_gemm_kernels import gemm
+x = jnp.ones((512, 512))
+jax.block_until_ready(jax.jit(jnp.matmul)(x, x))
+before = len(os.listdir("/proc/self/task"))
+for dtype in "float32", "bfloat16":
+    y = gemm("mk,kn->mn", x.astype(dtype), x.astype(dtype), "float32")
+jax.block_until_ready(y)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    folder = repr(__file__.rpartition("/")[0])
+    process = run_python(f"import sys; sys.path.insert(0, {folder})" + code)
+    assert process.stdout.split() == ["0"], process.stderr
