@@ -546,10 +546,10 @@ class GemmLaunches {
 bool GemmWorthwhile(const GemmProblem& problem) {
   const GemmPlan& plan = problem.plan;
   // What a Hopper GPU wants of int8, and says only when the GEMM first runs.
-  const bool fits = problem.operands != DType::kS8 ||
-                    (!plan.a.transposed && plan.b.transposed &&
-                     (plan.k | plan.n | plan.a.ld | plan.b.ld | plan.y.ld) % 4 ==
-                         0);
+  const bool fits =
+      problem.operands != DType::kS8 ||
+      (!plan.a.transposed && plan.b.transposed &&
+       (plan.k | plan.n | plan.a.ld | plan.b.ld | plan.y.ld) % 4 == 0);
   return fits && Refusal(problem).empty();
 }
 

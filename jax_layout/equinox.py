@@ -17,7 +17,7 @@ class Linear(eqx.Module):
     """`equinox.nn.Linear` with any leading axes and a fused activation.
 
     >>> layer = Linear(3, 4, activation="relu", key=jax.random.key(0))
-    >>> layer(jax.numpy.ones((2, 5, 3))).shape
+    >>> layer(jax.numpy.ones((2, 5, 3), "float32")).shape
     (2, 5, 4)
     """
 

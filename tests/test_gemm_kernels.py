@@ -400,7 +400,8 @@ def test_without_libraries_nothing_is_supported():
 from jax_layout import _cpu
 _cpu.set_gemm_libraries("", "/nowhere/libopenblas.so")
 print(_cpu.gemm_supported("float64", "float64"))
-print(_cpu.gemm_worthwhile("mk,kn->mn", [512, 512], [512, 512], "float64", "float64"))
+problem = ("mk,kn->mn", [512, 512], [512, 512], "float64", "float64", [1, 0], [0, 0])
+print(_cpu.runs_gemm(*problem, "none", "none", False, False, False, False))
 """
     assert run_python(code).stdout.split() == ["False", "False"]
 
