@@ -141,6 +141,7 @@ def _timing(options: argparse.Namespace) -> Timing:
         seconds=0.5 if options.quick else options.seconds,
         sample_seconds=2e-2 if on_gpu else 2e-4,
         blocking=not on_gpu,
+        settle_seconds=0.0 if on_gpu else 1e-3,
     )
 
 
