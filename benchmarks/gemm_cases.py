@@ -62,10 +62,23 @@ def _einsum(group: str, name: str, spec: str, dtype: str, **extents: int) -> Gem
     real = 4 if jnp.issubdtype(dtype, jnp.complexfloating) else 1
     wide = jnp.int32 if dtype == "int8" else None
 
+    # As one writes it: x @ w.T, and einsum where there are more axes.
+    matrices = {
+        "mk,nk->mn": lambda a, b: a @ b.T,
+        "km,kn->mn": lambda a, b: a.T @ b,
+        "mk,kn->mn": lambda a, b: a @ b,
+        "bmk,bkn->bmn": lambda a, b: a @ b,
+    }
+
+    def plain(a: Any, b: Any) -> Any:
+        if spec in matrices and wide is None:
+            return matrices[spec](a, b)
+        return jnp.einsum(spec, a, b, preferred_element_type=wide)
+
     def torch(module: Any) -> Function:
         if dtype == "int8":
             return lambda a, b: module._int_mm(a, b)
-        return lambda a, b: module.einsum(spec, a, b)
+        return matrices.get(spec, lambda a, b: module.einsum(spec, a, b))
 
     return GemmCase(
         group,
@@ -74,7 +87,7 @@ def _einsum(group: str, name: str, spec: str, dtype: str, **extents: int) -> Gem
         dtype,
         2 * real * math.prod(extents.values()),
         lambda a, b: jl.einsum(spec, a, b, preferred_element_type=wide),
-        lambda a, b: jnp.einsum(spec, a, b, preferred_element_type=wide),
+        plain,
         torch,
     )
 
