@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Depthwise and grouped convolutions with few channels to a group, by our own
+// vector kernels: here libraries fall back to a general product.
+#ifndef JAX_LAYOUT_CPU_CONV_DEPTHWISE_H_
+#define JAX_LAYOUT_CPU_CONV_DEPTHWISE_H_
+
+#include <cstdint>
+
+#include "core/conv_problem.h"
+#include "core/status.h"
+#include "cpu/executor.h"
+
+namespace jax_layout {
+
+// Whether these kernels compute the problem, and serve it better than a library.
+bool DepthwiseSupports(const ConvProblem& problem);
+
+// Scratch memory that a call needs, in bytes.
+int64_t DepthwiseWorkspace(const ConvProblem& problem, int num_threads);
+
+Status Depthwise(const ConvProblem& problem, const ConvBuffers& buffers,
+                 const Executor& executor);
+
+}  // namespace jax_layout
+
+#endif  // JAX_LAYOUT_CPU_CONV_DEPTHWISE_H_
