@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Everything that needs a GPU, in one go: build, tests, sanitizers, benchmarks. For a machine with an NVIDIA GPU, jax with its CUDA
-# plugin, nvcc 13, and what pyproject.toml needs to build; no network.
+# Everything that needs a GPU, in one go: build, tests, sanitizers, benchmarks. For a
+# machine with an NVIDIA GPU, jax with its CUDA plugin, nvcc 13, and what
+# pyproject.toml needs to build; no network.
 #
 #   benchmarks/gpu.sh [checks | benchmarks]
 #
