@@ -12,7 +12,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -465,9 +464,24 @@ bool SameShape(const ConvProblem& a, const ConvProblem& b) {
          a.pad_high == b.pad_high;
 }
 
-// The extents of an array along an axis of the library, cut for the threads.
+// So much of an array is worth a task of its own.
 constexpr int64_t kPieceBytes = 1 << 18;
-constexpr int64_t kPieceChannels = 64;  // no block has more
+
+// How many elements along an axis the order of an array keeps together.
+int64_t BlockOf(const_dnnl_memory_desc_t desc, int axis) {
+  const Onednn& dnnl = Library();
+  int count = 0;
+  dnnl_dims_t* blocks = nullptr;
+  dnnl_dims_t* axes = nullptr;
+  dnnl.memory_desc_query(desc, dnnl_query_inner_nblks_s32, &count);
+  dnnl.memory_desc_query(desc, dnnl_query_inner_blks, &blocks);
+  dnnl.memory_desc_query(desc, dnnl_query_inner_idxs, &axes);
+  int64_t block = 1;
+  for (int i = 0; i < count; ++i) {
+    if ((*axes)[i] == axis) block *= (*blocks)[i];
+  }
+  return block;
+}
 
 // Cuts the move of an array that all tasks share into pieces.
 dnnl_status_t MakePieces(const ConvProblem& p, const Array& array, ArrayId id,
@@ -479,16 +493,13 @@ dnnl_status_t MakePieces(const ConvProblem& p, const Array& array, ArrayId id,
   const Box box = id == kW ? WeightsBox(p) : UserBox(activation);
   // Along the outermost axis of the library's order, about.
   int axis = 0;
-  int64_t unit = 1;
-  if (id == kW && p.groups == 1) {
-    axis = p.pass == ConvPass::kInputGrad ? 1 : 0;
-    unit = kPieceChannels;
-  } else if (id == kW) {
-    unit = 16;
+  if (id == kW) {
+    axis = p.groups == 1 && p.pass == ConvPass::kInputGrad ? 1 : 0;
   } else {
     while (axis < box.rank - 1 && box.dims[axis] == 1) ++axis;
     if (axis == 1 && activation.layout.block == 1) axis = 2;
   }
+  const int64_t unit = BlockOf(whole, axis);
   const int64_t units = CeilDiv(box.dims[axis], unit);
   const int64_t count =
       std::clamp<int64_t>(array.bytes / kPieceBytes, 1, units);
@@ -732,14 +743,7 @@ Status Failure(dnnl_status_t status) {
 
 Status Run(const Plan& plan, const ConvBuffers& buffers,
            const Executor& executor) {
-  std::unique_ptr<char, decltype(&std::free)> own(nullptr, &std::free);
   char* memory = static_cast<char*>(buffers.workspace);
-  if (buffers.workspace_bytes < plan.bytes) {
-    own.reset(
-        static_cast<char*>(std::aligned_alloc(kAlign, Pages(plan.bytes + 1))));
-    memory = own.get();
-    if (memory == nullptr) return Failure(dnnl_out_of_memory);
-  }
   TouchPages(memory, plan.bytes, executor);
   const std::array<char*, kArrays> user = {
       static_cast<char*>(buffers.x), static_cast<char*>(buffers.w),
