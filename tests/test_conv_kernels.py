@@ -3,6 +3,9 @@
 
 import dataclasses
 import itertools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -387,6 +390,10 @@ LARGE = [
     Case(batch=3, channels=(256, 256), size=(28, 28), groups=4),
     Case(batch=1, channels=(256, 512), size=(14, 14), groups=2),
     Case(batch=2, channels=(512, 512), size=(20, 20), kernel=(1, 1)),
+    Case(batch=2, channels=(256, 512), size=(14, 14), kernel=(1, 1), stride=(2, 2),
+         pads=((0, 0), (0, 0))),  # weights in blocks of 48
+    Case(batch=8, channels=(320, 1280), size=(7, 7), kernel=(1, 1),
+         pads=((0, 0), (0, 0))),
     Case(batch=2, channels=(64, 64), size=(9, 20, 20), kernel=(3, 3, 3),
          x="NDHWC", w="DHWIO"),
     Case(batch=1, channels=(64, 64), size=(7000,), kernel=(3,), x="NWC", w="WIO"),
@@ -404,6 +411,21 @@ def test_tiles(case, order, conv_pass):
         x = "NC" + spatial + ("16c" if order == "16c" else "")
         case = case.replace(x=x, y=x, w="OI" + spatial)
     check(case, conv_pass)
+
+
+@all_passes
+@pytest.mark.parametrize(
+    "x, groups, channels",
+    [
+        ("NCHW24c", 1, (240, 240)),
+        ("NCHW48c", 1, (240, 192)),
+        ("NCHW16c", 64, (256, 512)),
+        ("NCHW16c", 32, (256, 256)),
+    ],
+)
+def test_tiles_are_of_whole_blocks(x, groups, channels, conv_pass):
+    case = Case(batch=1, groups=groups, channels=channels, size=(20, 20), x=x)
+    check(case.replace(kernel=(5, 5)), conv_pass)
 
 
 @all_passes
@@ -559,3 +581,24 @@ def test_inside_a_loop():
     for _ in range(3):
         expected = call(given, expected, w)
     np.testing.assert_array_equal(looped(x, w), expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_the_library_starts_no_threads():
+    code = """
+import os
+import jax, jax.numpy as jnp
+from test_conv_kernels import LARGE, PASSES, check
+jax.block_until_ready(jax.jit(jnp.matmul)(jnp.ones((512, 512)), jnp.ones((512, 512))))
+before = len(os.listdir("/proc/self/task"))
+for conv_pass in PASSES:
+    check(LARGE[0].replace(x="NCHW"), conv_pass)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    folder = repr(__file__.rpartition("/")[0])
+    process = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {folder})" + code],
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # NumPy's
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.stdout.split() == ["0"], process.stderr
