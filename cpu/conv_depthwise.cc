@@ -250,8 +250,8 @@ Workspace MakeWorkspace(const ConvProblem& p, const Cut& cut, const Axis& rows,
       stage_cols = std::max(stage_cols, count);
     }
     int64_t floats =
-        PlaneScratch(stage_rows, stage_cols, cols.phases[0].step,
-                     phases > 1 ? phases : 0, std::min(cut.cols, cols.most));
+        PlaneScratch(StagedPlane(stage_rows, stage_cols, cols.phases[0].step),
+                     phases, std::min(cut.cols, cols.most));
     if (p.pass == ConvPass::kWeightGrad) floats += cut.step * Taps(p) * 16;
     s.scratch_bytes = RoundUp(floats * kFloat, 2 * kLine);
     s.scratch = end;
@@ -432,8 +432,8 @@ Status Depthwise(const ConvProblem& p, const ConvBuffers& buffers,
       Reach(rows, row, b.row_end, &b.stage_row, &b.stage_rows);
       Reach(cols, col, b.col_end, &b.stage_col, &b.stage_cols);
       b.scratch = floats_at(space.scratch + thread * space.scratch_bytes);
-      sums = b.scratch +
-             PlaneScratch(b.stage_rows, b.stage_cols, b.cols->step, 0, 0);
+      sums = b.scratch;
+      if (weights) b.scratch += b.channels * Taps(p) * kernels.lanes;
     }
     const int64_t taps = Taps(p);
     float* partial = nullptr;

@@ -6,6 +6,11 @@
 //
 //   Split(a, b, &even, &odd)  the elements of a, then b, with those indices
 //   Merge(even, odd, &a, &b)  the reverse
+//   kHalves                   whether it loads and stores 16-bit elements
+//   kMasks                    whether it has, for f32,
+//   Mask, Range(lo, hi)       the lanes lo <= i < hi
+//   LoadMasked(p, mask)       those, touching no others; zero in the rest
+//   Even(a, b)                as of Split()
 //
 // A convolution and its input gradient are one: results q of a phase read at
 // q * step + offset + k * spacing for taps k. The input gradient has as many
@@ -84,17 +89,27 @@ struct DepthwiseKernels {
   void (*write)(DType type, const float* x, int64_t n, void* y, int64_t stride);
 };
 
-// Floats of the planes' scratch.
+// Whole vectors are read and written, up to so many floats too many.
+constexpr int64_t kPlaneSlack = 64;
 constexpr int64_t PlanePitch(int64_t stage_cols, int64_t step) {
   return (stage_cols + step - 1) / step;
 }
-constexpr int64_t PlaneScratch(int64_t stage_rows, int64_t stage_cols,
-                               int64_t step, int64_t col_phases,
+// Floats of one staged plane.
+constexpr int64_t StagedPlane(int64_t stage_rows, int64_t stage_cols,
+                              int64_t step) {
+  return stage_rows * step * PlanePitch(stage_cols, step) + kPlaneSlack;
+}
+// Small planes are staged together: what was just written is slow to be read.
+constexpr int64_t kStaged = 4 << 10;
+constexpr int64_t StagedTogether(int64_t plane) {
+  return plane < kStaged ? kStaged / plane : 1;
+}
+// Floats of the scratch.
+constexpr int64_t PlaneScratch(int64_t plane, int64_t col_phases,
                                int64_t result_cols) {
-  // Whole vectors are read and written.
-  constexpr int64_t kSlack = 64;
-  return stage_rows * step * PlanePitch(stage_cols, step) + kSlack +
-         col_phases * kPlaneRows * (result_cols + kSlack);
+  return (plane < kStaged ? kStaged : plane) +
+         (col_phases > 1 ? col_phases * kPlaneRows * (result_cols + kPlaneSlack)
+                         : 0);
 }
 
 extern const DepthwiseKernels kDepthwisePortable;
@@ -132,8 +147,10 @@ JAX_LAYOUT_INLINE void WithType(DType type, const Fn& fn) {
 
 // --- Channels last ---
 
-// Vectors of channels of kCount results in a row that see the same taps.
-template <class V, class T, class R, int kCount>
+// Vectors of channels of kCount results in a row that see the same taps. With
+// kWidth taps in a row, as far apart as the results are, what is read serves
+// all the results that have a tap for it.
+template <class V, class T, class R, int kCount, int kWidth>
 void LastColumns(const DepthwiseTile& b, const T* x, int64_t x_step,
                  int64_t x_row, int64_t x_col, const float* w, int64_t w_row,
                  int64_t w_col, int64_t tap_rows, int64_t tap_cols, R* y,
@@ -148,6 +165,24 @@ void LastColumns(const DepthwiseTile& b, const T* x, int64_t x_step,
     for (int64_t k = 0; k < tap_rows; ++k) {
       const T* p = x + k * x_row + c;
       const float* f = w + k * w_row + c;
+      if constexpr (kWidth > 0) {
+        Reg factor[kWidth];
+#pragma GCC unroll 8
+        for (int l = 0; l < kWidth; ++l) {
+          factor[l] = V::Load(f + l * w_col, lanes);
+        }
+#pragma GCC unroll 16
+        for (int j = 0; j < kCount + kWidth - 1; ++j) {
+          const Reg v = V::Load(p + j * x_step, lanes);
+#pragma GCC unroll 8
+          for (int l = 0; l < kWidth; ++l) {
+            if (0 <= j - l && j - l < kCount) {
+              sum[j - l] = sum[j - l] + factor[l] * v;
+            }
+          }
+        }
+        continue;
+      }
       for (int64_t l = 0; l < tap_cols; ++l, p += x_col, f += w_col) {
         const Reg factor = V::Load(f, lanes);
 #pragma GCC unroll 8
@@ -191,12 +226,24 @@ void LastRow(const DepthwiseTile& b, const DepthwiseAxis& rows,
         w = b.w + (rows.w_first + row_run.lo * rows.w_step) * b.w_row +
             (cols.w_first + run.lo * cols.w_step) * b.w_col;
       }
+      const int64_t tap_cols = taps ? run.hi - run.lo : 0;
       WithCount<kColumns>(Least(kColumns, end - q), [&]<int kCount>() {
-        LastColumns<V, T, R, kCount>(
-            b, x, cols.step * b.in_col, rows.spacing * b.in_row,
-            cols.spacing * b.in_col, w, rows.w_step * b.w_row,
-            cols.w_step * b.w_col, taps ? row_run.hi - row_run.lo : 0,
-            taps ? run.hi - run.lo : 0, y + q * y_step, y_step);
+        auto columns = [&]<int kWidth>() {
+          LastColumns<V, T, R, kCount, kWidth>(
+              b, x, cols.step * b.in_col, rows.spacing * b.in_row,
+              cols.spacing * b.in_col, w, rows.w_step * b.w_row,
+              cols.w_step * b.w_col, taps ? row_run.hi - row_run.lo : 0,
+              tap_cols, y + q * y_step, y_step);
+        };
+        const bool dense = cols.step == cols.spacing;
+        if constexpr (kCount > 3) {
+          if (dense && tap_cols == 3) return columns.template operator()<3>();
+        }
+        if constexpr (kCount == kColumns) {
+          if (dense && tap_cols == 5) return columns.template operator()<5>();
+          if (dense && tap_cols == 7) return columns.template operator()<7>();
+        }
+        columns.template operator()<0>();
       });
     }
   }
@@ -359,6 +406,10 @@ JAX_LAYOUT_INLINE void Fill(int64_t n, float* y) {
   for (int64_t i = 0; i < n; i += V::kLanes) V::Store(y + i, V::Zero());
 }
 
+template <class V>
+JAX_LAYOUT_INLINE float Element(const float* x) {
+  return *x;
+}
 template <class V, class T>
 JAX_LAYOUT_INLINE float Element(const T* x) {
   float y[V::kLanes];
@@ -392,22 +443,27 @@ void StageRow(const T* x, int64_t size, int64_t first, int64_t cols,
   };
   for (; i < lo; ++i) one();
   if (step == 2) {
-    for (; i + V::kLanes <= hi; i += V::kLanes) {
+    for (; i < hi; i += V::kLanes) {
+      const int n = static_cast<int>(Least(V::kLanes, hi - i));
       const T* p = x + first + 2 * i;
+      const auto a = V::Load(p, 2 * n < V::kLanes ? 2 * n : V::kLanes);
+      const auto b = 2 * n > V::kLanes
+                         ? V::Load(p + V::kLanes, 2 * n - V::kLanes)
+                         : V::Zero();
       typename V::Reg even, odd;
-      V::Split(V::Load(p), V::Load(p + V::kLanes), &even, &odd);
-      V::Store(y + i, even);
-      V::Store(y + pitch + i, odd);
+      V::Split(a, b, &even, &odd);
+      V::Store(y + i, even, n);
+      V::Store(y + pitch + i, odd, n);
     }
+    i = hi;
   }
   for (; i < pitch; ++i) one();
 }
 
 template <class V, class T>
-void Stage(const DepthwiseTile& b, const T* x) {
+void Stage(const DepthwiseTile& b, const T* x, float* y) {
   const int64_t step = b.cols->step;
   const int64_t pitch = step * PlanePitch(b.stage_cols, step);
-  float* y = b.scratch;
   for (int64_t i = 0; i < b.stage_rows; ++i, y += pitch) {
     const int64_t row = b.stage_row + i;
     if (0 <= row && row < b.rows->size) {
@@ -440,26 +496,111 @@ struct StagedColumn {
   }
 };
 
-// kRows rows of results. With kHeight taps in a column, next to each other, a
-// row that is read serves all the results that it has a tap for.
-template <class V, int kRows, int kHeight, class Put>
+// What rows of results read, a vector of columns and a tap at a time. Staged:
+// from scratch, where all rows and columns are.
+template <class V>
+struct StagedRows {
+  static constexpr int kStep = 1;
+  static constexpr bool kOften = false;  // so as to be worth more code
+  struct Columns {
+    static JAX_LAYOUT_INLINE typename V::Reg Load(const float* p) {
+      return V::Load(p);
+    }
+  };
+  const float* x;
+  int64_t pitch;  // of rows
+  StagedColumn at, spacing;
+
+  StagedRows(const DepthwiseTile& b, const DepthwiseAxis& rows,
+             const DepthwiseAxis& cols, const float* scratch, int64_t row)
+      : x(scratch),
+        pitch(cols.step * PlanePitch(b.stage_cols, cols.step)),
+        at(0, cols.step, PlanePitch(b.stage_cols, cols.step)),
+        spacing(cols.spacing, cols.step, at.pitch) {
+    if (rows.taps == 0 || cols.taps == 0) return;
+    x += (rows.offset + row * rows.step - b.stage_row) * pitch;
+    at = StagedColumn(cols.offset + b.col_begin * cols.step - b.stage_col,
+                      cols.step, at.pitch);
+  }
+  bool HasRow(int64_t) const { return true; }
+  // fn(l, p, columns), where columns.Load(p + i * pitch) is row i of tap l.
+  template <class Fn>
+  JAX_LAYOUT_INLINE void ForColumnTaps(const DepthwiseAxis& cols, int64_t col,
+                                       const Fn& fn) const {
+    StagedColumn tap = at;
+    for (int64_t l = 0; l < cols.taps; ++l, tap.Advance(spacing)) {
+      fn(l, x + tap.offset() + col, Columns());
+    }
+  }
+};
+
+// A vector of columns kStep apart from `first` on, zero outside [0, size).
+template <class V, int kStep>
+struct MaskedColumns {
+  typename V::Mask masks[kStep];
+  bool any;
+
+  MaskedColumns() = default;
+  // Only the first `lanes` of them.
+  MaskedColumns(int64_t first, int64_t size, int64_t lanes = V::kLanes) {
+    const int64_t lo = Most(0, -first);
+    const int64_t hi = Least(kStep * lanes, size - first);
+    any = lo < hi;
+#pragma GCC unroll 2
+    for (int i = 0; i < kStep; ++i) {
+      const int64_t end = Most(0, Least(V::kLanes, hi - i * V::kLanes));
+      masks[i] = V::Range(Least(end, Most(0, lo - i * V::kLanes)), end);
+    }
+  }
+  JAX_LAYOUT_INLINE typename V::Reg Load(const float* p) const {
+    if constexpr (kStep == 1) return V::LoadMasked(p, masks[0]);
+    return V::Even(V::LoadMasked(p, masks[0]),
+                   V::LoadMasked(p + V::kLanes, masks[1]));
+  }
+};
+
+// Direct: from the image, where what lies outside is skipped or masked.
+template <class V, int kColStep>
+struct DirectRows {
+  static constexpr int kStep = kColStep;
+  static constexpr bool kOften = kStep == 1;
+  const float* x;
+  int64_t pitch, row, num_rows, col;
+
+  DirectRows(const DepthwiseTile& b, const DepthwiseAxis& rows,
+             const DepthwiseAxis& cols, const float* plane, int64_t at)
+      : x(plane),
+        pitch(b.in_row),
+        row(rows.offset + at * rows.step),
+        num_rows(rows.size),
+        col(cols.offset + b.col_begin * kStep) {
+    x += row * pitch;
+  }
+  JAX_LAYOUT_INLINE bool HasRow(int64_t i) const {
+    return static_cast<uint64_t>(row + i) < static_cast<uint64_t>(num_rows);
+  }
+  template <class Fn>
+  JAX_LAYOUT_INLINE void ForColumnTaps(const DepthwiseAxis& cols, int64_t i,
+                                       const Fn& fn) const {
+    int64_t at = col + i * kStep;
+    for (int64_t l = 0; l < cols.taps; ++l, at += cols.spacing) {
+      const MaskedColumns<V, kStep> columns(at, cols.size);
+      if (columns.any) fn(l, x + at, columns);
+    }
+  }
+};
+
+// kRows rows of results. With kHeight taps in a column, next to each other, and
+// results as far apart as the columns are, a row that is read serves all the
+// results that it has a tap for.
+template <class V, class Source, int kRows, int kHeight, class Put>
 JAX_LAYOUT_INLINE void PlaneRows(const DepthwiseTile& b,
                                  const DepthwiseAxis& rows,
-                                 const DepthwiseAxis& cols, int64_t row,
-                                 const float* w, float bias, const Put& put) {
+                                 const DepthwiseAxis& cols,
+                                 const Source& source, const float* w,
+                                 float bias, const Put& put) {
   using Reg = typename V::Reg;
-  const int64_t pitch = PlanePitch(b.stage_cols, cols.step);
-  const int64_t row_pitch = cols.step * pitch;
-  const int64_t x_step = rows.step * row_pitch;
-  const int64_t x_tap = rows.spacing * row_pitch;
-  const float* x = b.scratch;
-  StagedColumn start(0, cols.step, pitch);
-  if (rows.taps > 0 && cols.taps > 0) {
-    x += (rows.offset + row * rows.step - b.stage_row) * row_pitch;
-    start = StagedColumn(cols.offset + b.col_begin * cols.step - b.stage_col,
-                         cols.step, pitch);
-  }
-  const StagedColumn spacing(cols.spacing, cols.step, pitch);
+  constexpr int kStep = Source::kStep;
   w += rows.w_first * b.w_row + cols.w_first * b.w_col;
   const int64_t w_row = rows.w_step * b.w_row;
   const int64_t w_col = cols.w_step * b.w_col;
@@ -468,34 +609,36 @@ JAX_LAYOUT_INLINE void PlaneRows(const DepthwiseTile& b,
     Reg sum[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) sum[r] = V::Set(bias);
-    StagedColumn at = start;
-    for (int64_t l = 0; l < cols.taps; ++l, at.Advance(spacing)) {
-      const float* p = x + at.offset() + i;
+    auto tap = [&](int64_t l, const float* p,
+                   const auto& columns) __attribute__((always_inline)) {
       const float* f = w + l * w_col;
       if constexpr (kHeight > 0) {
         Reg factor[kHeight];
 #pragma GCC unroll 8
         for (int k = 0; k < kHeight; ++k) factor[k] = V::Set(f[k * w_row]);
-#pragma GCC unroll 16
-        for (int j = 0; j < kRows + kHeight - 1; ++j, p += row_pitch) {
-          const Reg v = V::Load(p);
+#pragma GCC unroll 32
+        for (int j = 0; j < (kRows - 1) * kStep + kHeight; ++j) {
+          if (!source.HasRow(j)) continue;
+          const Reg v = columns.Load(p + j * source.pitch);
 #pragma GCC unroll 8
-          for (int k = 0; k < kHeight; ++k) {
-            if (0 <= j - k && j - k < kRows) {
-              sum[j - k] = sum[j - k] + factor[k] * v;
-            }
+          for (int k = j % kStep; k < kHeight; k += kStep) {
+            const int r = (j - k) / kStep;
+            if (j >= k && r < kRows) sum[r] = sum[r] + factor[k] * v;
           }
         }
       } else {
-        for (int64_t k = 0; k < rows.taps; ++k, p += x_tap, f += w_row) {
+        for (int64_t k = 0; k < rows.taps; ++k, f += w_row) {
           const Reg factor = V::Set(*f);
 #pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) {
-            sum[r] = sum[r] + factor * V::Load(p + r * x_step);
+            const int64_t j = k * rows.spacing + r * rows.step;
+            if (!source.HasRow(j)) continue;
+            sum[r] = sum[r] + factor * columns.Load(p + j * source.pitch);
           }
         }
       }
-    }
+    };
+    source.ForColumnTaps(cols, i, tap);
     const int lanes = static_cast<int>(Least(V::kLanes, count - i));
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -509,91 +652,238 @@ template <class V, class R>
 void MergeColumns(const DepthwiseTile& b, const float* x, int64_t x_phase,
                   R* y) {
   const int64_t phases = b.col_phases;
-  const int64_t last = Least(b.cols[phases - 1].count, b.col_end);
-  const int64_t whole = Most(last - b.col_begin, 0);
   y += b.col_begin * phases;
-  int64_t i = 0;
   if (phases == 2) {
-    for (; i + V::kLanes <= whole; i += V::kLanes) {
-      typename V::Reg lo, hi;
-      V::Merge(V::Load(x + i), V::Load(x + x_phase + i), &lo, &hi);
-      V::Store(y + 2 * i, lo, V::kLanes);
-      V::Store(y + 2 * i + V::kLanes, hi, V::kLanes);
+    int64_t left = 0;
+    for (int64_t p = 0; p < phases; ++p) {
+      left += Most(Least(b.cols[p].count, b.col_end) - b.col_begin, 0);
     }
+    for (; left > 0; left -= 2 * V::kLanes) {
+      typename V::Reg lo, hi;
+      V::Merge(V::Load(x), V::Load(x + x_phase), &lo, &hi);
+      V::Store(y, lo, static_cast<int>(Least(V::kLanes, left)));
+      if (left > V::kLanes) {
+        V::Store(y + V::kLanes, hi,
+                 static_cast<int>(Least(V::kLanes, left - V::kLanes)));
+      }
+      x += V::kLanes;
+      y += 2 * V::kLanes;
+    }
+    return;
   }
-  for (int64_t p = 0; p < phases; ++p) {
-    const int64_t end = Least(b.cols[p].count, b.col_end) - b.col_begin;
-    for (int64_t j = i; j < end; ++j) {
-      V::Store(y + j * phases + p, V::Set(x[p * x_phase + j]), 1);
+  for (int64_t p = 0; p < phases; ++p, x += x_phase) {
+    const int64_t count = Least(b.cols[p].count, b.col_end) - b.col_begin;
+    for (int64_t i = 0; i < count; ++i) {
+      V::Store(y + i * phases + p, V::Set(x[i]), 1);
     }
   }
 }
 
-template <class V, class R>
-void PlaneResults(const DepthwiseTile& b, const float* w, float bias, R* y) {
+// The results of a phase of rows. x is the plane, or where it is staged.
+template <class V, class Source, class R>
+void PlaneResults(const DepthwiseTile& b, const DepthwiseAxis& rows,
+                  const float* x, const float* w, float bias, float* merged,
+                  R* y) {
+  const int64_t row_end = Least(rows.count, b.row_end);
+  const int64_t num_rows = row_end - b.row_begin;
+  if (num_rows <= 0) return;
   const bool merge = b.col_phases > 1;
   const int64_t pitch = b.col_end - b.col_begin + V::kLanes;
-  float* const merged =
-      b.scratch + PlaneScratch(b.stage_rows, b.stage_cols, b.cols->step, 0, 0);
-  for (int64_t p = 0; p < b.row_phases; ++p) {
-    const DepthwiseAxis& rows = b.rows[p];
-    const int64_t row_end = Least(rows.count, b.row_end);
-    const int64_t height = rows.step == 1 && rows.spacing == 1 ? rows.taps : 0;
-    const int64_t num_rows = row_end - b.row_begin;
+  const bool dense = rows.step == Source::kStep && rows.spacing == 1;
+  int64_t most = num_rows;
+  if (num_rows > kPlaneRows) {
     const int64_t blocks = (num_rows + kPlaneRows - 1) / kPlaneRows;
-    const int64_t most = num_rows <= 0 ? 1 : (num_rows + blocks - 1) / blocks;
-    for (int64_t row = b.row_begin; row < row_end; row += most) {
-      const int64_t count = Least(most, row_end - row);
-      R* const to = y + (rows.out_first + row * rows.out_step) * b.out_row;
-      const int64_t to_row = rows.out_step * b.out_row;
-      WithCount<kPlaneRows>(count, [&]<int kRows>() {
-        for (int64_t i = 0; i < b.col_phases; ++i) {
-          const DepthwiseAxis& cols = b.cols[i];
-          auto put = [&](int r, int64_t col, typename V::Reg z,
-                         int lanes) __attribute__((always_inline)) {
-            if (merge) {
-              V::Store(merged + (i * kPlaneRows + r) * pitch + col, z);
-            } else {
-              V::Store(to + r * to_row + b.col_begin + col, z, lanes);
-            }
-          };
-          if (height == 3) {
-            PlaneRows<V, kRows, 3>(b, rows, cols, row, w, bias, put);
-          } else if (height == 5) {
-            PlaneRows<V, kRows, 5>(b, rows, cols, row, w, bias, put);
-          } else if (height == 7) {
-            PlaneRows<V, kRows, 7>(b, rows, cols, row, w, bias, put);
+    most = (num_rows + blocks - 1) / blocks;
+  }
+  for (int64_t row = b.row_begin; row < row_end; row += most) {
+    R* const to = y + (rows.out_first + row * rows.out_step) * b.out_row;
+    const int64_t to_row = rows.out_step * b.out_row;
+    WithCount<kPlaneRows>(Least(most, row_end - row), [&]<int kRows>() {
+      auto phase = [&](int64_t i) {
+        const DepthwiseAxis& cols = b.cols[i];
+        const Source source(b, rows, cols, x, row);
+        auto put = [&](int r, int64_t col, typename V::Reg z,
+                       int lanes) __attribute__((always_inline)) {
+          if (merge) {
+            V::Store(merged + (i * kPlaneRows + r) * pitch + col, z);
           } else {
-            PlaneRows<V, kRows, 0>(b, rows, cols, row, w, bias, put);
+            V::Store(to + r * to_row + b.col_begin + col, z, lanes);
           }
+        };
+        auto run = [&]<int kHeight>() {
+          PlaneRows<V, Source, kRows, kHeight>(b, rows, cols, source, w, bias,
+                                               put);
+        };
+        if (dense && rows.taps == 3) return run.template operator()<3>();
+        if constexpr (Source::kOften) {
+          // Two are half of three or four, of a gradient.
+          if (dense && rows.taps == 2) return run.template operator()<2>();
+          if (dense && rows.taps == 5) return run.template operator()<5>();
+          if (dense && rows.taps == 7) return run.template operator()<7>();
         }
-        if (!merge) return;
-        for (int r = 0; r < kRows; ++r) {
-          MergeColumns<V>(b, merged + r * pitch, kPlaneRows * pitch,
-                          to + r * to_row);
-        }
-      });
+        run.template operator()<0>();
+      };
+      for (int64_t i = 0; i < b.col_phases; ++i) phase(i);
+      if (!merge) return;
+      for (int r = 0; r < kRows; ++r) {
+        MergeColumns<V>(b, merged + r * pitch, kPlaneRows * pitch,
+                        to + r * to_row);
+      }
+    });
+  }
+}
+
+// Whether masks make staging needless.
+inline bool IsDirect(const DepthwiseTile& b) {
+  return b.type == DType::kF32 && b.cols->step <= 2;
+}
+
+template <class V, class R>
+float BiasOf(const DepthwiseTile& b, int64_t c) {
+  if (b.bias == nullptr) return 0.f;
+  return Element<V>(reinterpret_cast<const R*>(b.bias) + c);
+}
+
+template <class V, int kStep>
+void DirectPlanes(const DepthwiseTile& b) {
+  for (int64_t c = 0; c < b.channels; ++c) {
+    const float bias = BiasOf<V, float>(b, c);
+    for (int64_t p = 0; p < b.row_phases; ++p) {
+      PlaneResults<V, DirectRows<V, kStep>>(
+          b, b.rows[p], reinterpret_cast<const float*>(b.in) + c * b.in_plane,
+          b.w + c * b.w_plane, bias, b.scratch,
+          reinterpret_cast<float*>(b.out) + c * b.out_plane);
     }
   }
 }
 
 template <class V>
-void Planes(const DepthwiseTile& b) {
-  for (int64_t c = 0; c < b.channels; ++c) {
+void StagedPlanes(const DepthwiseTile& b) {
+  const int64_t plane = StagedPlane(b.stage_rows, b.stage_cols, b.cols->step);
+  const int64_t together = StagedTogether(plane);
+  for (int64_t first = 0; first < b.channels; first += together) {
+    const int64_t end = Least(first + together, b.channels);
     WithType<V>(b.type, [&]<class T>() {
-      Stage<V>(b, reinterpret_cast<const T*>(b.in) + c * b.in_plane);
+      for (int64_t c = first; c < end; ++c) {
+        Stage<V>(b, reinterpret_cast<const T*>(b.in) + c * b.in_plane,
+                 b.scratch + (c - first) * plane);
+      }
     });
     WithType<V>(b.result, [&]<class R>() {
-      const R* bias = reinterpret_cast<const R*>(b.bias);
-      PlaneResults<V>(b, b.w + c * b.w_plane,
-                      bias == nullptr ? 0.f : Element<V>(bias + c),
-                      reinterpret_cast<R*>(b.out) + c * b.out_plane);
+      for (int64_t c = first; c < end; ++c) {
+        for (int64_t p = 0; p < b.row_phases; ++p) {
+          PlaneResults<V, StagedRows<V>>(
+              b, b.rows[p], b.scratch + (c - first) * plane,
+              b.w + c * b.w_plane, BiasOf<V, R>(b, c),
+              b.scratch + together * plane,
+              reinterpret_cast<R*>(b.out) + c * b.out_plane);
+        }
+      }
     });
   }
 }
 
+template <class V>
+void Planes(const DepthwiseTile& b) {
+  if constexpr (V::kMasks) {
+    if (IsDirect(b)) {
+      return b.cols->step == 1 ? DirectPlanes<V, 1>(b) : DirectPlanes<V, 2>(b);
+    }
+  }
+  StagedPlanes<V>(b);
+}
+
+// A vector of columns of the results, from `col` on, and kHeight x kWidth taps
+// from (k, l) on.
+template <class V, int kStep, int kHeight, int kWidth>
+void CorrelateColumns(const DepthwiseTile& b, int64_t col, int64_t k, int64_t l,
+                      const float* x, const float* y, float* sums) {
+  using Reg = typename V::Reg;
+  const DepthwiseAxis& rows = *b.rows;
+  const DepthwiseAxis& cols = *b.cols;
+  const int lanes = static_cast<int>(Least(V::kLanes, b.col_end - col));
+  const int64_t at = cols.offset + col * kStep + l * cols.spacing;
+  typename V::Reg sum[kHeight * kWidth];
+  sums += (k * cols.taps + l) * V::kLanes;
+  auto sum_at = [&](int t) {
+    return sums + (t / kWidth * cols.taps + t % kWidth) * V::kLanes;
+  };
+#pragma GCC unroll 16
+  for (int t = 0; t < kHeight * kWidth; ++t) sum[t] = V::Load(sum_at(t));
+  MaskedColumns<V, kStep> columns[kWidth];
+#pragma GCC unroll 8
+  for (int i = 0; i < kWidth; ++i) {
+    columns[i] = {at + i * cols.spacing, cols.size, lanes};
+  }
+  // kRows rows of y and the taps' rows of x, `spacing` apart.
+  auto block = [&]<int kRows, int kRowStep>(
+                   int64_t row,
+                   int64_t spacing) __attribute__((always_inline)) {
+    const int64_t first = rows.offset + row * rows.step + k * rows.spacing;
+    const float* p = x + first * b.in_row + at;
+    Reg v[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      v[r] = V::Load(y + (row + r) * b.out_row + col, lanes);
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < (kRows - 1) * kRowStep + kHeight; ++j) {
+      if (static_cast<uint64_t>(first + j * spacing) >=
+          static_cast<uint64_t>(rows.size)) {
+        continue;
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kWidth; ++i) {
+        const Reg u =
+            columns[i].Load(p + j * spacing * b.in_row + i * cols.spacing);
+#pragma GCC unroll 8
+        for (int t = j % kRowStep; t < kHeight; t += kRowStep) {
+          const int r = (j - t) / kRowStep;
+          if (j < t || r >= kRows) continue;
+          sum[t * kWidth + i] = sum[t * kWidth + i] + v[r] * u;
+        }
+      }
+    }
+  };
+  int64_t row = b.row_begin;
+  if (rows.step == kStep && rows.spacing == 1) {
+    constexpr int kRows = V::kLanes == 16 ? 4 : 2;  // as there are registers
+    for (; row + kRows <= b.row_end; row += kRows) {
+      block.template operator()<kRows, kStep>(row, 1);
+    }
+  }
+  for (; row < b.row_end; ++row) {
+    block.template operator()<1, 1>(row, rows.spacing);
+  }
+#pragma GCC unroll 16
+  for (int t = 0; t < kHeight * kWidth; ++t) V::Store(sum_at(t), sum[t]);
+}
+
+template <class V, int kStep>
+void DirectWeights(const DepthwiseTile& b) {
+  constexpr int kSide = 3;
+  const int64_t height = b.rows->taps, width = b.cols->taps;
+  for (int64_t c = 0; c < b.channels; ++c) {
+    const float* x = reinterpret_cast<const float*>(b.in) + c * b.in_plane;
+    const float* y = reinterpret_cast<const float*>(b.out) + c * b.out_plane;
+    float* const sums = b.sums + c * height * width * V::kLanes;
+    for (int64_t k = 0; k < height; k += kSide) {
+      for (int64_t l = 0; l < width; l += kSide) {
+        WithCount<kSide>(Least(kSide, height - k), [&]<int kHeight>() {
+          WithCount<kSide>(Least(kSide, width - l), [&]<int kWidth>() {
+            for (int64_t i = b.col_begin; i < b.col_end; i += V::kLanes) {
+              CorrelateColumns<V, kStep, kHeight, kWidth>(b, i, k, l, x, y,
+                                                          sums);
+            }
+          });
+        });
+      }
+    }
+  }
+}
+
 template <class V, class T>
-void PlaneWeightsOf(const DepthwiseTile& b) {
+void StagedWeights(const DepthwiseTile& b) {
   const DepthwiseAxis& rows = *b.rows;
   const DepthwiseAxis& cols = *b.cols;
   const int64_t pitch = PlanePitch(b.stage_cols, cols.step);
@@ -602,28 +892,38 @@ void PlaneWeightsOf(const DepthwiseTile& b) {
   const int64_t num_cols = b.col_end - b.col_begin;
   const int64_t whole = num_cols / V::kLanes;
   const int rest = static_cast<int>(num_cols % V::kLanes);
-  for (int64_t c = 0; c < b.channels; ++c) {
-    Stage<V>(b, reinterpret_cast<const T*>(b.in) + c * b.in_plane);
-    const T* y = reinterpret_cast<const T*>(b.out) + c * b.out_plane +
-                 b.row_begin * b.out_row + b.col_begin;
-    float* const sums = b.sums + c * rows.taps * cols.taps * V::kLanes;
-    const int64_t row_at = rows.offset + b.row_begin * rows.step - b.stage_row;
-    const int64_t col_at = cols.offset + b.col_begin * cols.step - b.stage_col;
-    auto address = [&](int64_t k, int64_t l) {
-      const StagedColumn at(col_at + l * cols.spacing, cols.step, pitch);
-      return Tap{(row_at + k * rows.spacing) * row_pitch + at.offset(),
-                 (k * cols.taps + l) * V::kLanes};
-    };
+  const int64_t row_at = rows.offset + b.row_begin * rows.step - b.stage_row;
+  const int64_t col_at = cols.offset + b.col_begin * cols.step - b.stage_col;
+  auto address = [&](int64_t k, int64_t l) {
+    const StagedColumn at(col_at + l * cols.spacing, cols.step, pitch);
+    return Tap{(row_at + k * rows.spacing) * row_pitch + at.offset(),
+               (k * cols.taps + l) * V::kLanes};
+  };
+  const int64_t plane = StagedPlane(b.stage_rows, b.stage_cols, cols.step);
+  const int64_t together = StagedTogether(plane);
+  for (int64_t first = 0; first < b.channels; first += together) {
+    const int64_t end = Least(first + together, b.channels);
+    for (int64_t c = first; c < end; ++c) {
+      Stage<V>(b, reinterpret_cast<const T*>(b.in) + c * b.in_plane,
+               b.scratch + (c - first) * plane);
+    }
     ForTaps(
         0, rows.taps, 0, cols.taps, address, [&](const Tap* taps, int count) {
           WithCount<kTaps>(count, [&]<int kCount>() {
-            Correlate<V, float, T, kCount>(
-                taps, b.scratch, rows.step * row_pitch, V::kLanes, y, b.out_row,
-                V::kLanes, num_rows, whole, V::kLanes, sums);
-            if (rest == 0) return;
-            Correlate<V, float, T, kCount>(
-                taps, b.scratch + whole * V::kLanes, rows.step * row_pitch, 0,
-                y + whole * V::kLanes, b.out_row, 0, num_rows, 1, rest, sums);
+            for (int64_t c = first; c < end; ++c) {
+              const float* x = b.scratch + (c - first) * plane;
+              const T* y = reinterpret_cast<const T*>(b.out) + c * b.out_plane +
+                           b.row_begin * b.out_row + b.col_begin;
+              float* const sums =
+                  b.sums + c * rows.taps * cols.taps * V::kLanes;
+              Correlate<V, float, T, kCount>(taps, x, rows.step * row_pitch,
+                                             V::kLanes, y, b.out_row, V::kLanes,
+                                             num_rows, whole, V::kLanes, sums);
+              if (rest == 0) continue;
+              Correlate<V, float, T, kCount>(
+                  taps, x + whole * V::kLanes, rows.step * row_pitch, 0,
+                  y + whole * V::kLanes, b.out_row, 0, num_rows, 1, rest, sums);
+            }
           });
         });
   }
@@ -631,7 +931,13 @@ void PlaneWeightsOf(const DepthwiseTile& b) {
 
 template <class V>
 void PlaneWeights(const DepthwiseTile& b) {
-  WithType<V>(b.type, [&]<class T>() { PlaneWeightsOf<V, T>(b); });
+  if constexpr (V::kMasks) {
+    if (IsDirect(b)) {
+      return b.cols->step == 1 ? DirectWeights<V, 1>(b)
+                               : DirectWeights<V, 2>(b);
+    }
+  }
+  WithType<V>(b.type, [&]<class T>() { StagedWeights<V, T>(b); });
 }
 
 template <class V>

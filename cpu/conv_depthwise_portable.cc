@@ -13,6 +13,7 @@ struct Lanes {
   using Reg = float __attribute__((vector_size(16)));
   static constexpr int kLanes = 4;
   static constexpr bool kHalves = false;
+  static constexpr bool kMasks = false;
 
   static JAX_LAYOUT_INLINE Reg Zero() { return Reg{}; }
   static JAX_LAYOUT_INLINE Reg Set(float x) { return Reg{x, x, x, x}; }
