@@ -335,52 +335,59 @@ JAX_LAYOUT_INLINE void ForTaps(int64_t row_lo, int64_t row_hi, int64_t col_lo,
   if (count > 0) fn(taps, count);
 }
 
+// Rows and columns of results from (row, col) on, which see the same taps.
 template <class V, class T>
-void LastWeightsOf(const DepthwiseTile& b) {
+void LastWeightsRun(const DepthwiseTile& b, const DepthwiseRun& row_run,
+                    const DepthwiseRun& col_run, int64_t row, int64_t num_rows,
+                    int64_t col, int64_t num_cols) {
   const DepthwiseAxis& rows = *b.rows;
   const DepthwiseAxis& cols = *b.cols;
-  // Rows that stay in L1 while vector after vector of channels is done.
-  constexpr int64_t kBytes = 16 << 10;
-  const int64_t row_bytes = (b.col_end - b.col_begin) * cols.step * b.channels *
-                            static_cast<int64_t>(sizeof(T));
+  const T* x = reinterpret_cast<const T*>(b.in);
+  const T* y =
+      reinterpret_cast<const T*>(b.out) + row * b.out_row + col * b.out_col;
+  auto address = [&](int64_t k, int64_t l) {
+    return Tap{
+        (rows.offset + row * rows.step + k * rows.spacing) * b.in_row +
+            (cols.offset + col * cols.step + l * cols.spacing) * b.in_col,
+        (k * cols.taps + l) * b.sums_tap};
+  };
+  auto some = [&](const Tap* taps, int count) {
+    WithCount<kTaps>(count, [&]<int kCount>() {
+      auto block = [&](int64_t c, int lanes) __attribute__((always_inline)) {
+        Correlate<V, T, T, kCount>(
+            taps, x + c, rows.step * b.in_row, cols.step * b.in_col, y + c,
+            b.out_row, b.out_col, num_rows, num_cols, lanes, b.sums + c);
+      };
+      int64_t c = 0;
+      for (; c + V::kLanes <= b.channels; c += V::kLanes) block(c, V::kLanes);
+      if (c < b.channels) block(c, static_cast<int>(b.channels - c));
+    });
+  };
+  ForTaps(row_run.lo, row_run.hi, col_run.lo, col_run.hi, address, some);
+}
+
+template <class V, class T>
+void LastWeightsOf(const DepthwiseTile& b) {
+  // What stays in L1 while vector after vector of channels is done: few
+  // columns, as channels are often a power of two, and then few sets of the
+  // cache hold a vector of channels of all columns.
+  constexpr int64_t kBytes = 16 << 10, kMostCols = 28;
+  const int64_t row_bytes = (b.col_end - b.col_begin) * b.cols->step *
+                            b.channels * static_cast<int64_t>(sizeof(T));
   const int64_t band = Most(1, kBytes / Most(1, row_bytes));
-  for (int64_t r = 0; r < rows.num_runs; ++r) {
-    const DepthwiseRun& row_run = rows.runs[r];
+  for (int64_t r = 0; r < b.rows->num_runs; ++r) {
+    const DepthwiseRun& row_run = b.rows->runs[r];
     const int64_t row_end = Least(row_run.end, b.row_end);
     for (int64_t row = Most(row_run.begin, b.row_begin); row < row_end;
          row += band) {
-      for (int64_t s = 0; s < cols.num_runs; ++s) {
-        const DepthwiseRun& run = cols.runs[s];
-        const int64_t col = Most(run.begin, b.col_begin);
-        const int64_t num_cols = Least(run.end, b.col_end) - col;
-        if (num_cols <= 0) continue;
-        const T* y = reinterpret_cast<const T*>(b.out) + row * b.out_row +
-                     col * b.out_col;
-        auto address = [&](int64_t k, int64_t l) {
-          return Tap{
-              (rows.offset + row * rows.step + k * rows.spacing) * b.in_row +
-                  (cols.offset + col * cols.step + l * cols.spacing) * b.in_col,
-              (k * cols.taps + l) * b.sums_tap};
-        };
-        ForTaps(row_run.lo, row_run.hi, run.lo, run.hi, address,
-                [&](const Tap* taps, int count) {
-                  WithCount<kTaps>(count, [&]<int kCount>() {
-                    auto block = [&](int64_t c,
-                                     int lanes) __attribute__((always_inline)) {
-                      Correlate<V, T, T, kCount>(
-                          taps, reinterpret_cast<const T*>(b.in) + c,
-                          rows.step * b.in_row, cols.step * b.in_col, y + c,
-                          b.out_row, b.out_col, Least(band, row_end - row),
-                          num_cols, lanes, b.sums + c);
-                    };
-                    int64_t c = 0;
-                    for (; c + V::kLanes <= b.channels; c += V::kLanes) {
-                      block(c, V::kLanes);
-                    }
-                    if (c < b.channels)
-                      block(c, static_cast<int>(b.channels - c));
-                  });
-                });
+      for (int64_t s = 0; s < b.cols->num_runs; ++s) {
+        const DepthwiseRun& run = b.cols->runs[s];
+        const int64_t col_end = Least(run.end, b.col_end);
+        for (int64_t col = Most(run.begin, b.col_begin); col < col_end;
+             col += kMostCols) {
+          LastWeightsRun<V, T>(b, row_run, run, row, Least(band, row_end - row),
+                               col, Least(kMostCols, col_end - col));
+        }
       }
     }
   }
