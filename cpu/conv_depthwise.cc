@@ -90,7 +90,7 @@ Axis MakeAxis(const ConvProblem& p, int axis) {
   } else {
     const int64_t common = std::gcd(stride, dilation);
     const int64_t step = stride / common;  // between taps of a phase
-    for (int64_t r = 0; r < std::min(stride, p.in[axis]); ++r) {
+    for (int64_t r = 0; r == 0 || r < std::min(stride, p.in[axis]); ++r) {
       int64_t first = 0;
       while (first < std::min(step, kernel) &&
              (r + pad - first * dilation) % stride != 0) {
@@ -255,7 +255,9 @@ Workspace MakeWorkspace(const ConvProblem& p, const Cut& cut, const Axis& rows,
     if (p.pass == ConvPass::kWeightGrad) floats += cut.step * Taps(p) * 16;
     s.scratch_bytes = RoundUp(floats * kFloat, 2 * kLine);
     s.scratch = end;
-    end += s.scratch_bytes * num_threads;
+    end += s.scratch_bytes *
+           std::min<int64_t>(num_threads, Pieces(p, cut, rows, cols) *
+                                              cut.groups * cut.channel_tiles());
   }
   s.size = end;
   return s;

@@ -9,7 +9,8 @@
 #include "core/gemm_problem.h"  // before what follows is for one processor
 
 #pragma GCC target("avx2,f16c,fma")
-#include "cpu/conv_depthwise_kernels.h"
+#include "cpu/conv_depthwise_last.h"
+#include "cpu/conv_depthwise_planes.h"
 #include "cpu/gemm_avx2.h"
 
 namespace jax_layout {
@@ -61,7 +62,10 @@ struct Lanes : Avx2Floats {
 
 }  // namespace
 
-constinit const DepthwiseKernels kDepthwiseAvx2 = KernelsOf<Lanes>();
+constinit const DepthwiseKernels kDepthwiseAvx2 = {
+    Lanes::kLanes,     Last<Lanes>,         LastWeights<Lanes>,
+    Planes<Lanes>,     PlaneWeights<Lanes>, SumLanes<Lanes>,
+    ReadFloats<Lanes>, WriteFloats<Lanes>};
 
 }  // namespace jax_layout
 #endif  // __x86_64__

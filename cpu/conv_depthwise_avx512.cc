@@ -12,7 +12,8 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,fma")
-#include "cpu/conv_depthwise_kernels.h"
+#include "cpu/conv_depthwise_last.h"
+#include "cpu/conv_depthwise_planes.h"
 #include "cpu/gemm_avx512.h"
 
 namespace jax_layout {
@@ -55,7 +56,10 @@ struct Lanes : Avx512Floats {
 
 }  // namespace
 
-constinit const DepthwiseKernels kDepthwiseAvx512 = KernelsOf<Lanes>();
+constinit const DepthwiseKernels kDepthwiseAvx512 = {
+    Lanes::kLanes,     Last<Lanes>,         LastWeights<Lanes>,
+    Planes<Lanes>,     PlaneWeights<Lanes>, SumLanes<Lanes>,
+    ReadFloats<Lanes>, WriteFloats<Lanes>};
 
 }  // namespace jax_layout
 #endif  // __x86_64__

@@ -3,7 +3,8 @@
 #include <cstring>
 
 #include "core/conv_problem.h"
-#include "cpu/conv_depthwise_kernels.h"
+#include "cpu/conv_depthwise_last.h"
+#include "cpu/conv_depthwise_planes.h"
 
 namespace jax_layout {
 namespace {
@@ -41,6 +42,9 @@ struct Lanes {
 
 }  // namespace
 
-constinit const DepthwiseKernels kDepthwisePortable = KernelsOf<Lanes>();
+constinit const DepthwiseKernels kDepthwisePortable = {
+    Lanes::kLanes,     Last<Lanes>,         LastWeights<Lanes>,
+    Planes<Lanes>,     PlaneWeights<Lanes>, SumLanes<Lanes>,
+    ReadFloats<Lanes>, WriteFloats<Lanes>};
 
 }  // namespace jax_layout

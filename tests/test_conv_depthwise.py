@@ -418,6 +418,7 @@ def test_tiles(convolve, size, channels, batch, layout):
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 def test_nothing(convolve, layout):
     convolve((0, 5), channels=3, layout=layout)
+    convolve((5, 0), channels=3, layout=layout, stride=(2, 2))
     convolve((5, 5), channels=3, batch=0, layout=layout)
     # Nothing comes out, so that the gradients are zero.
     convolve((2, 2), channels=3, layout=layout, pad=((0, 0), (0, 0)))
