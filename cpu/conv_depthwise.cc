@@ -90,7 +90,7 @@ Axis MakeAxis(const ConvProblem& p, int axis) {
   } else {
     const int64_t common = std::gcd(stride, dilation);
     const int64_t step = stride / common;  // between taps of a phase
-    for (int64_t r = 0; r < std::min(stride, p.in[axis]); ++r) {
+    for (int64_t r = 0; r == 0 || r < std::min(stride, p.in[axis]); ++r) {
       int64_t first = 0;
       while (first < std::min(step, kernel) &&
              (r + pad - first * dilation) % stride != 0) {
@@ -250,12 +250,14 @@ Workspace MakeWorkspace(const ConvProblem& p, const Cut& cut, const Axis& rows,
       stage_cols = std::max(stage_cols, count);
     }
     int64_t floats =
-        PlaneScratch(stage_rows, stage_cols, cols.phases[0].step,
-                     phases > 1 ? phases : 0, std::min(cut.cols, cols.most));
+        PlaneScratch(StagedPlane(stage_rows, stage_cols, cols.phases[0].step),
+                     phases, std::min(cut.cols, cols.most));
     if (p.pass == ConvPass::kWeightGrad) floats += cut.step * Taps(p) * 16;
     s.scratch_bytes = RoundUp(floats * kFloat, 2 * kLine);
     s.scratch = end;
-    end += s.scratch_bytes * num_threads;
+    end += s.scratch_bytes *
+           std::min<int64_t>(num_threads, Pieces(p, cut, rows, cols) *
+                                              cut.groups * cut.channel_tiles());
   }
   s.size = end;
   return s;
@@ -432,8 +434,8 @@ Status Depthwise(const ConvProblem& p, const ConvBuffers& buffers,
       Reach(rows, row, b.row_end, &b.stage_row, &b.stage_rows);
       Reach(cols, col, b.col_end, &b.stage_col, &b.stage_cols);
       b.scratch = floats_at(space.scratch + thread * space.scratch_bytes);
-      sums = b.scratch +
-             PlaneScratch(b.stage_rows, b.stage_cols, b.cols->step, 0, 0);
+      sums = b.scratch;
+      if (weights) b.scratch += b.channels * Taps(p) * kernels.lanes;
     }
     const int64_t taps = Taps(p);
     float* partial = nullptr;

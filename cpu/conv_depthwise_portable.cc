@@ -3,7 +3,8 @@
 #include <cstring>
 
 #include "core/conv_problem.h"
-#include "cpu/conv_depthwise_kernels.h"
+#include "cpu/conv_depthwise_last.h"
+#include "cpu/conv_depthwise_planes.h"
 
 namespace jax_layout {
 namespace {
@@ -13,6 +14,7 @@ struct Lanes {
   using Reg = float __attribute__((vector_size(16)));
   static constexpr int kLanes = 4;
   static constexpr bool kHalves = false;
+  static constexpr bool kMasks = false;
 
   static JAX_LAYOUT_INLINE Reg Zero() { return Reg{}; }
   static JAX_LAYOUT_INLINE Reg Set(float x) { return Reg{x, x, x, x}; }
@@ -40,6 +42,9 @@ struct Lanes {
 
 }  // namespace
 
-constinit const DepthwiseKernels kDepthwisePortable = KernelsOf<Lanes>();
+constinit const DepthwiseKernels kDepthwisePortable = {
+    Lanes::kLanes,     Last<Lanes>,         LastWeights<Lanes>,
+    Planes<Lanes>,     PlaneWeights<Lanes>, SumLanes<Lanes>,
+    ReadFloats<Lanes>, WriteFloats<Lanes>};
 
 }  // namespace jax_layout

@@ -5,10 +5,8 @@ import ctypes
 import dataclasses
 import itertools
 import mmap
-import os
 import pathlib
 import subprocess
-import sys
 
 import hypothesis
 import ml_dtypes
@@ -166,7 +164,7 @@ def taps(case):
                 + tap[axis] * case.dilation[axis]
                 - case.pad[axis][0]
             )
-            inside = (0 <= i) & (i < case.size[axis])
+            inside = (i >= 0) & (i < case.size[axis])
             to.append(q[inside])
             of.append(i[inside])
         yield tap, np.ix_(*to), np.ix_(*of)
@@ -177,20 +175,20 @@ def reference(case, name, x, w, y, bias):
     images = (slice(None), slice(None))
     if name == "forward":
         result = np.zeros(y.shape)
-        for (k, l), to, of in taps(case):
-            result[(*images, *to)] += x[(*images, *of)] * w[:, k, l, None, None]
+        for tap, to, of in taps(case):
+            result[(*images, *to)] += x[(*images, *of)] * w[:, *tap, None, None]
         if case.bias:
             result += bias[:, None, None]
         return np.maximum(result, 0) if case.relu else result
     if name == "input_grad":
         result = np.zeros(x.shape)
-        for (k, l), to, of in taps(case):
-            result[(*images, *of)] += y[(*images, *to)] * w[:, k, l, None, None]
+        for tap, to, of in taps(case):
+            result[(*images, *of)] += y[(*images, *to)] * w[:, *tap, None, None]
         return result
     result = np.zeros(w.shape)
-    for (k, l), to, of in taps(case):
+    for tap, to, of in taps(case):
         products = x[(*images, *of)] * y[(*images, *to)]
-        result[:, k, l] = products.sum((0, 2, 3))
+        result[:, *tap] = products.sum((0, 2, 3))
     return result
 
 
@@ -277,20 +275,18 @@ def check(library, isa, case, at_end=True):
                 assert memory.array.tobytes() == before[i].tobytes()
 
 
-def compile_library(folder, *flags):
+def compile_library(folder):
     """Builds the kernels with a test executor into a shared library."""
     library = folder / "conv_depthwise.so"
     warnings = ("-Wall", "-Wextra", "-Werror")
-    command = ["g++", "-std=c++20", "-O2", "-fPIC", *warnings, *flags, f"-I{ROOT}"]
+    command = ["g++", "-std=c++20", "-O2", "-fPIC", *warnings, f"-I{ROOT}"]
     running = []
     for source in SOURCES:
         target = folder / f"{source.stem}.o"
         running.append(subprocess.Popen([*command, "-c", source, "-o", target]))
     assert not any([process.wait() for process in running])
     objects = folder.glob("*.o")
-    subprocess.run(
-        ["g++", "-shared", *flags, *objects, "-o", library, "-lpthread"], check=True
-    )
+    subprocess.run(["g++", "-shared", *objects, "-o", library, "-lpthread"], check=True)
     return library
 
 
@@ -418,6 +414,7 @@ def test_tiles(convolve, size, channels, batch, layout):
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 def test_nothing(convolve, layout):
     convolve((0, 5), channels=3, layout=layout)
+    convolve((5, 0), channels=3, layout=layout, stride=(2, 2))
     convolve((5, 5), channels=3, batch=0, layout=layout)
     # Nothing comes out, so that the gradients are zero.
     convolve((2, 2), channels=3, layout=layout, pad=((0, 0), (0, 0)))
@@ -537,51 +534,3 @@ def test_declines(library):
     p.strides[2][1] = 64  # y in planes, x is not
     p.strides[2][4] = 1
     assert not library.Supports(ctypes.byref(p))
-
-
-def check_under_sanitizers(path):
-    """Runs in a process with AddressSanitizer."""
-    library = load(path)
-    trials = itertools.product(
-        ISAS[: library.BestIsa() + 1], LAYOUTS, [(1, 1), (2, 2), (3, 1)], (F32, BF16)
-    )
-    for i, (isa, layout, stride, dtype) in enumerate(trials):
-        for size in SIZES:
-            case = Case(
-                size,
-                stride=stride,
-                layout=layout,
-                channels=16 + (not layout.startswith("block")) * (i % 7),
-                dtype=dtype,
-                result=dtype,
-                bias=True,
-            )
-            check(library, isa, case, at_end=i % 2 == 0)
-
-
-def test_sanitizers(tmp_path):
-    path = compile_library(
-        tmp_path, "-g", "-fno-sanitize-recover=all", "-fsanitize=address,undefined"
-    )
-    libasan = subprocess.run(
-        ["g++", "-print-file-name=libasan.so"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    done = subprocess.run(
-        [sys.executable, __file__, path],
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "LD_PRELOAD": libasan.stdout.strip(),
-            "ASAN_OPTIONS": "detect_leaks=0",
-            "OPENBLAS_NUM_THREADS": "1",
-        },
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
-if __name__ == "__main__":
-    check_under_sanitizers(sys.argv[1])
