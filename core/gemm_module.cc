@@ -58,18 +58,29 @@ nb::object Plan(const std::string& spec, const std::vector<int64_t>& a,
   return Checked(status, d);
 }
 
-bool Runs(const std::string& spec, const std::vector<int64_t>& a,
-          const std::vector<int64_t>& b, const std::string& operand_type,
-          const std::string& result_type, const std::vector<double>& alpha,
-          const std::vector<double>& beta, const std::string& activation,
-          const std::string& derivative, bool bias, bool aux, bool sums,
-          bool tf32) {
+template <auto Ask>
+auto About(const std::string& spec, const std::vector<int64_t>& a,
+           const std::vector<int64_t>& b, const std::string& operand_type,
+           const std::string& result_type, const std::vector<double>& alpha,
+           const std::vector<double>& beta, const std::string& activation,
+           const std::string& derivative, bool bias, bool aux, bool sums,
+           bool tf32) {
   GemmProblem problem;
-  return MakeGemmProblem({spec, a, b, operand_type, result_type, alpha, beta,
-                          activation, derivative, bias, aux, sums, tf32},
-                         &problem)
-             .ok() &&
-         GemmWorthwhile(problem);
+  const Status status =
+      MakeGemmProblem({spec, a, b, operand_type, result_type, alpha, beta,
+                       activation, derivative, bias, aux, sums, tf32},
+                      &problem);
+  return status.ok() ? Ask(problem) : decltype(Ask(problem)){};
+}
+
+// A question about a problem.
+template <auto Ask>
+void Question(nb::module_& m, const char* name, const char* doc) {
+  m.def(name, &About<Ask>, nb::arg("spec"), nb::arg("a_shape"),
+        nb::arg("b_shape"), nb::arg("operand_type"), nb::arg("result_type"),
+        nb::arg("alpha"), nb::arg("beta"), nb::arg("activation"),
+        nb::arg("derivative"), nb::arg("bias"), nb::arg("aux"), nb::arg("sums"),
+        nb::arg("tf32"), doc);
 }
 
 void Extend(void* module) {
@@ -80,13 +91,13 @@ void Extend(void* module) {
   m.def("gemm_plan", &Plan,
         "MakeGemmPlan: a dict, or None if the contraction does not run in "
         "place.");
-  m.def("runs_gemm", &Runs, nb::arg("spec"), nb::arg("a_shape"),
-        nb::arg("b_shape"), nb::arg("operand_type"), nb::arg("result_type"),
-        nb::arg("alpha"), nb::arg("beta"), nb::arg("activation"),
-        nb::arg("derivative"), nb::arg("bias"), nb::arg("aux"), nb::arg("sums"),
-        nb::arg("tf32"),
-        "Whether this backend computes the problem that the attributes of the "
-        "FFI target name, and no slower than XLA.");
+  Question<GemmWorthwhile>(
+      m, "runs_gemm",
+      "Whether this backend computes the problem that the attributes of the "
+      "FFI target name, and no slower than XLA.");
+  Question<GemmImplementation>(
+      m, "gemm_implementation",
+      "What computes that problem, \"\" if nothing does.");
 }
 
 const ModuleExtension extension(Extend);

@@ -90,6 +90,7 @@ bool AmxWorthwhile(const GemmProblem& problem) {
 }
 
 struct GemmMethod {
+  const char* name;
   bool (*supports)(const GemmProblem&);
   bool (*worthwhile)(const GemmProblem&);  // of what it supports
   Status (*choose)(const GemmProblem&, GemmFunction*);
@@ -97,10 +98,11 @@ struct GemmMethod {
 
 // The first that supports a problem runs it: our own kernels, then libraries.
 constexpr GemmMethod kMethods[] = {
-    {MatvecSupports, MatvecWorthwhile, ChooseAtOnce<GemmMatvec>},
-    {AmxSupports, AmxWorthwhile, ChooseAtOnce<GemmAmx>},
-    {OnednnSupports, LibraryWorthwhile, ChooseOnednn},
-    {OpenblasSupports, LibraryWorthwhile, ChooseOpenblas},
+    {"matrix-vector", MatvecSupports, MatvecWorthwhile,
+     ChooseAtOnce<GemmMatvec>},
+    {"AMX", AmxSupports, AmxWorthwhile, ChooseAtOnce<GemmAmx>},
+    {"oneDNN", OnednnSupports, LibraryWorthwhile, ChooseOnednn},
+    {"OpenBLAS", OpenblasSupports, LibraryWorthwhile, ChooseOpenblas},
 };
 
 // Nothing is summed: y is what the epilogue makes of zero. a and b are not
@@ -158,6 +160,13 @@ bool GemmWorthwhile(const GemmProblem& problem) {
     if (method.supports(problem)) return method.worthwhile(problem);
   }
   return false;
+}
+
+std::string GemmImplementation(const GemmProblem& problem) {
+  for (const GemmMethod& method : kMethods) {
+    if (method.supports(problem)) return method.name;
+  }
+  return "";
 }
 
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel) {

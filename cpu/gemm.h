@@ -3,6 +3,7 @@
 #define JAX_LAYOUT_CPU_GEMM_H_
 
 #include <functional>
+#include <string>
 
 #include "core/gemm_problem.h"
 #include "core/status.h"
@@ -24,6 +25,9 @@ bool GemmSupported(DType operands, DType result);
 
 // Whether this backend is as fast as XLA's own dot, or faster.
 bool GemmWorthwhile(const GemmProblem& problem);
+
+// The kernel or library that runs a problem, "" if none does.
+std::string GemmImplementation(const GemmProblem& problem);
 
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel);
 

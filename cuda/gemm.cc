@@ -553,6 +553,10 @@ bool GemmWorthwhile(const GemmProblem& problem) {
   return fits && Refusal(problem).empty();
 }
 
+std::string GemmImplementation(const GemmProblem& problem) {
+  return GemmWorthwhile(problem) ? "cuBLASLt" : "";
+}
+
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel) {
   *kernel = {};
   kernel->problem = problem;

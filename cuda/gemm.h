@@ -69,6 +69,9 @@ struct GemmKernel {
 // Whether cuBLASLt computes it at all, as far as is known without a device.
 bool GemmWorthwhile(const GemmProblem& problem);
 
+// The library that runs a problem, "" if none does.
+std::string GemmImplementation(const GemmProblem& problem);
+
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel);
 
 // Enqueues the GEMM. Neither allocates on the device nor waits for it. The

@@ -10,6 +10,7 @@
 from importlib.metadata import version as _version
 
 from jax_layout.einsum import dot_general, einsum, tensordot
+from jax_layout.explain import explain
 from jax_layout.geam import geam
 from jax_layout.gemm import GemmPlan, explain_gemm, save_gemms
 from jax_layout.linear import linear
@@ -46,6 +47,8 @@ from jax_layout.permute import (
     swapaxes,
     transpose,
 )
+from jax_layout.profile import Profile, profile
+from jax_layout.report import Report
 
 __version__ = _version("jax-layout")
 
@@ -54,6 +57,8 @@ __all__ = [
     "Kernel",
     "MemoryFormat",
     "Op",
+    "Profile",
+    "Report",
     "addbmm",
     "addbmm_",
     "addmm",
@@ -67,6 +72,7 @@ __all__ = [
     "dot_general",
     "einsum",
     "empty_like",
+    "explain",
     "explain_gemm",
     "full_like",
     "geam",
@@ -81,6 +87,7 @@ __all__ = [
     "ones_like",
     "permute",
     "preserve",
+    "profile",
     "save_gemms",
     "swapaxes",
     "tensordot",

@@ -67,7 +67,7 @@ def _warn_too_new(built: tuple[int, int], running: tuple[int, int]) -> None:
     )
 
 
-def _library(package: str, name: str) -> str:
+def library(package: str, name: str) -> str:
     """The path of a shared library that a package installed, or "".
 
     Packages put libraries outside of their own folder too, below `sys.prefix` or
@@ -99,8 +99,8 @@ def available(platform: str) -> bool:
     if platform == "cpu":
         # Only named here; loaded, 50 MB, by the first product.
         native.set_gemm_libraries(
-            _library("onednn-cpu-gomp", "libdnnl.so.3"),
-            _library("scipy-openblas32", "libscipy_openblas.so"),
+            library("onednn-cpu-gomp", "libdnnl.so.3"),
+            library("scipy-openblas32", "libscipy_openblas.so"),
         )
     return True
 

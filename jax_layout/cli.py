@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `jax-layout`.
+
+Exit codes: 0, all is well; 1, something that was asked for is wrong or failed (a
+backend does not load, a benchmark's or the demo's result is wrong); 2, the command
+cannot run as given (an unknown function or shape, a package that is not installed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+_EXAMPLES = """\
+examples:
+  jax-layout explain mypackage.model:loss --shape 8x3x224x224:float32
+  jax-layout explain train:step --shape 64x128 --shape 128x256:bfloat16 --json
+  jax-layout explain train:step --shape 64x128 --platform cuda --plot bytes.png
+  jax-layout doctor
+  jax-layout bench permute --set tiny
+  jax-layout demo
+
+exit codes: 0 all is well; 1 a check failed; 2 the command cannot run as given
+"""
+_BENCHMARKS = ("permute", "gemm", "linear", "conv")
+_INSTRUCTION_SETS = (
+    "sse4_2 avx2 avx512f avx512bw avx512vbmi avx512_bf16 avx512_fp16 avx_vnni "
+    "amx_tile amx_bf16 amx_int8 asimd sve sve2"
+).split()
+_DTYPES = "float32 float64 bfloat16 float16 int8 complex64 complex128".split()
+
+
+class _Wrong(Exception):
+    """The command cannot run as given."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+      arguments: without the program's name; those of the process if left out.
+
+    Returns:
+      the exit code, see above.
+    """
+    options, rest = _parser().parse_known_args(arguments)
+    if rest and options.run not in (_bench, _demo):
+        _parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return options.run(options, rest)
+    except (_Wrong, ImportError) as error:
+        print(f"jax-layout: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "jax-layout",
+        description="Memory order of JAX programs: what it costs, and what runs.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="command", required=True)
+
+    def command(name: str, run: Callable[..., int], text: str, example: str) -> Any:
+        added = commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=f"example:\n  jax-layout {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.set_defaults(run=run)
+        added.add_argument("--json", action="store_true", help="print JSON")
+        return added
+
+    explain = command(
+        "explain",
+        _explain,
+        "report transposes, copies and relayouts of a function, without running it",
+        "explain mypackage.model:loss --shape 8x3x224x224:float32",
+    )
+    explain.add_argument("function", help="package.module:function")
+    explain.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="8x3x32x32:float32",
+        help="of an argument, in order; float32 if no dtype is given, () for a scalar",
+    )
+    explain.add_argument("--platform", choices=("cpu", "cuda"))
+    explain.add_argument("--plot", metavar="FILE", help="draw bytes by source line")
+    command(
+        "doctor",
+        _doctor,
+        "tell devices, backends, libraries, and what falls back to plain jax.lax",
+        "doctor --json",
+    )
+    bench = command(
+        "bench",
+        _bench,
+        "run benchmarks, in a checkout; further options are theirs",
+        "bench permute --set tiny --quick",
+    )
+    bench.add_argument("name", choices=_BENCHMARKS)
+    command("demo", _demo, "run the demo, in a checkout", "demo")
+    return parser
+
+
+@contextlib.contextmanager
+def _working(text: str) -> Iterator[None]:
+    """Shows on the terminal that something is going on, if rich is installed."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    except ImportError:
+        yield
+        return
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        progress.add_task(text, total=None)
+        yield
+
+
+def _print(value: Any) -> None:
+    """To a terminal in colours, if rich is installed."""
+    if sys.stdout.isatty():
+        try:
+            from rich.console import Console
+
+            return Console().print(value)
+        except ImportError:
+            pass
+    print(value)
+
+
+# --- explain
+
+
+def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    if options.platform == "cuda":
+        # Without a GPU jax's plugin compiles too, unless it looks for the libraries.
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    from jax_layout.explain import explain
+
+    function = _function(options.function)
+    arguments = [_argument(text) for text in options.shape]
+    try:
+        with _working(f"compiling {options.function}"):
+            report = explain(function, platform=options.platform)(*arguments)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise _Wrong(f"{options.function}: {error}") from error
+    if options.plot:
+        report.plot(options.plot)
+    if options.json:
+        print(report.to_json())
+    else:
+        _print(report)
+    return 0
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise _Wrong(f"explain: expected package.module:function, got {name}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as python -m does
+    value: Any = importlib.import_module(module_name)
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            raise _Wrong(f"explain: {module_name} has no {attribute}")
+        value = getattr(value, part)
+    if not callable(value):
+        raise _Wrong(f"explain: {name} is not a function")
+    return value
+
+
+def _argument(text: str) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    shape, _, dtype = text.partition(":")
+    if not re.fullmatch(r"\(\)|\d+(x\d+)*", shape):
+        raise _Wrong(f"explain: a shape is like 8x3x224x224:float32, got {text}")
+    try:
+        known = jnp.dtype(dtype or "float32")
+    except TypeError as error:
+        raise _Wrong(f"explain: unknown dtype in {text}") from error
+    return jax.ShapeDtypeStruct(tuple(map(int, re.findall(r"\d+", shape))), known)
+
+
+# --- doctor
+
+
+@dataclasses.dataclass(frozen=True)
+class _Backend:
+    name: str
+    state: str  # "loaded", "not built", or why it does not load
+    path: str
+    ffi_built: tuple[int, int] | None
+    wanted: bool
+
+
+def _doctor(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    with _working("looking around"):
+        found = diagnose()
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print(_text(found))
+    return 1 if found["problems"] else 0
+
+
+def diagnose() -> dict[str, Any]:
+    """What `jax-layout doctor` tells, as JSON has it.
+
+    Returns:
+      versions, devices, instruction sets, backends, libraries, what falls back to
+      plain `jax.lax` and why, and problems: what should load and does not.
+    """
+    import jax
+
+    import jax_layout
+    from jax_layout import _backends
+
+    devices = [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()]
+    running = _backends.runtime_api_version()
+    gpu = any(d.platform in ("gpu", "cuda") for d in jax.devices())
+    backends = [_backend("cpu", True), _backend("cuda", gpu)]
+    libraries = _libraries(backends)
+    fallbacks, problems = [], []
+    for backend in backends:
+        if backend.state != "loaded":
+            text = f"every operator on {backend.name}: {backend.state}"
+            fallbacks.append(text)
+            if backend.wanted or backend.state != "not built":
+                problems.append(text)
+    native = _backends.module("cpu") if backends[0].state == "loaded" else None
+    for dtype in _DTYPES:
+        result = "int32" if dtype == "int8" else dtype
+        if native is not None and not native.gemm_supported(dtype, result):
+            fallbacks.append(f"{dtype} products on cpu: neither a kernel nor a library")
+    for library in libraries:
+        if library["path"] and library["error"]:
+            problems.append(f"{library['name']} does not load: {library['error']}")
+    return {
+        "jax_layout": jax_layout.__version__,
+        "jax": jax.__version__,
+        "jaxlib": jax.lib.__version__,
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "devices": devices,
+        "instruction_sets": _instruction_sets(),
+        "ffi_runtime": list(running),
+        "backends": [dataclasses.asdict(backend) for backend in backends],
+        "libraries": libraries,
+        "fallbacks": fallbacks,
+        "problems": problems,
+    }
+
+
+def _backend(name: str, wanted: bool) -> _Backend:
+    from jax_layout import _backends
+
+    try:
+        native = _backends.module(name)
+    except ImportError as error:
+        return _Backend(name, f"does not load: {error}", "", None, wanted)
+    if native is None:
+        return _Backend(name, "not built", "", None, wanted)
+    built = tuple(native.ffi_api_version)
+    state = "loaded"
+    if not _backends.available(name):
+        state = f"built for XLA FFI {built}, newer than jaxlib's"
+    return _Backend(name, state, native.__file__, built, wanted)
+
+
+def _libraries(backends: Sequence[_Backend]) -> list[dict[str, str]]:
+    from jax_layout import _backends
+
+    found = []
+    for name, package, file in (
+        ("oneDNN", "onednn-cpu-gomp", "libdnnl.so.3"),
+        ("OpenBLAS", "scipy-openblas32", "libscipy_openblas.so"),
+        ("cuBLASLt", "nvidia-cublas", "libcublasLt.so.13"),
+    ):
+        path = _backends.library(package, file)
+        error = "" if path else f"package {package} is not installed"
+        version = ""
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(package)
+        if path:
+            try:
+                ctypes.CDLL(path)
+            except OSError as failure:
+                error = str(failure)
+        found.append({"name": name, "version": version, "path": path, "error": error})
+    return found
+
+
+def _instruction_sets() -> list[str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
+    present = set(flags[1].split()) if flags else set()
+    return [name for name in _INSTRUCTION_SETS if name in present]
+
+
+def _text(found: dict[str, Any]) -> str:
+    lines = [
+        f"jax_layout {found['jax_layout']}, jax {found['jax']}, "
+        f"jaxlib {found['jaxlib']} (XLA FFI {_dotted(found['ffi_runtime'])}), "
+        f"Python {found['python']}",
+        f"machine: {found['machine']}",
+        f"devices: {', '.join(found['devices'])}",
+        f"instruction sets: {' '.join(found['instruction_sets']) or 'unknown'}",
+    ]
+    for b in found["backends"]:
+        built = f", XLA FFI {_dotted(b['ffi_built'])}" if b["ffi_built"] else ""
+        lines.append(f"backend {b['name']}: {b['state']}{built} {b['path']}".rstrip())
+    for library in found["libraries"]:
+        where = library["error"] or library["path"]
+        lines.append(f"{library['name']} {library['version']}".strip() + f": {where}")
+    nothing = ["nothing falls back to plain jax.lax as a whole"]
+    falls = [f"falls back to plain jax.lax: {text}" for text in found["fallbacks"]]
+    problems = [f"problem: {text}" for text in found["problems"]]
+    return "\n".join([*lines, *(falls or nothing), *problems])
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+# --- what a checkout has
+
+
+def _run(module: str, arguments: Sequence[str], **options: Any) -> Any:
+    """Runs a module of benchmarks/ or examples/, which are not in the wheel."""
+    import jax_layout
+
+    file = Path(*module.split(".")).with_suffix(".py")
+    for root in (Path(jax_layout.__file__).parents[1], Path.cwd()):
+        if (root / file).exists():
+            paths = [str(root), os.environ.get("PYTHONPATH", "")]
+            return subprocess.run(
+                [sys.executable, "-P", "-m", module, *arguments],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                check=False,
+                **options,
+            )
+    raise _Wrong(
+        f"{module} is not in the package: run this in a checkout of the repository "
+        "that has it, installed with pip install -e '.[bench,demo]'"
+    )
+
+
+def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    module = f"benchmarks.{options.name}"
+    if not options.json:
+        return _run(module, rest).returncode
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "results.json"
+        # Tables and the progress bar make room for the numbers.
+        done = _run(module, [*rest, "--json", str(path)], stdout=sys.stderr)
+        if path.exists():
+            print(path.read_text())
+    return done.returncode
+
+
+def _demo(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    if not options.json:
+        return _run("examples.demo", rest).returncode
+    done = _run("examples.demo", rest, stdout=subprocess.PIPE, text=True)
+    print(json.dumps({"exit_code": done.returncode, "output": done.stdout}))
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
