@@ -10,6 +10,8 @@
 #include <mutex>
 #include <optional>
 
+#include "cuda/gemm_tuning.h"
+
 namespace jax_layout {
 namespace {
 
@@ -294,7 +296,8 @@ struct Launch {
   lt::MatmulDesc operation = nullptr;
   lt::Layout a = nullptr, b = nullptr, y = nullptr;
   lt::Algorithm algorithm = {};
-  std::mutex pointers;  // held while those in `operation` count
+  bool provisional = false;  // the first of several, which were not timed
+  std::mutex pointers;       // held while those in `operation` count
 
   Launch() = default;
   Launch(const Launch&) = delete;
@@ -376,9 +379,192 @@ void SetPointers(const lt::Library& library, const void* vector,
   if (aux != nullptr) set(lt::kAuxPointer, aux);
 }
 
+Status Enqueue(const GemmKernel& kernel, const GemmBuffers& buffers,
+               Launch* launch, cudaStream_t stream) {
+  const lt::Library& library = *launch->library;
+  Calls calls;
+  // The epilogue's buffers are part of the descriptor. A thread that finds it
+  // in use waits for a launch on the same device, as it would in the driver.
+  std::unique_lock lock(launch->pointers, std::defer_lock);
+  if (Vector(buffers) != nullptr || buffers.aux != nullptr) {
+    lock.lock();
+    SetPointers(library, Vector(buffers), buffers.aux, launch->operation,
+                &calls);
+  }
+  calls("cublasLtMatmul",
+        library.Matmul(launch->handle, launch->operation, kernel.alpha.data(),
+                       buffers.b, launch->b, buffers.a, launch->a,
+                       kernel.beta.data(), buffers.y, launch->y, buffers.y,
+                       launch->y, &launch->algorithm, buffers.workspace,
+                       launch->key.workspace_bytes, stream));
+  return calls.Finish(library, kernel);
+}
+
+// What a choice holds for: the problem, all of the key but the device's number,
+// the device and the library.
+Status ChoiceName(const GemmKernel& kernel, const Launch& launch,
+                  std::string* name) {
+  const GemmPlan& plan = kernel.problem.plan;
+  const LaunchKey& key = launch.key;
+  cudaDeviceProp device;
+  Status status = CudaStatus(cudaGetDeviceProperties(&device, key.device));
+  *name = std::string(device.name) + ", cuBLASLt " +
+          std::to_string(launch.library->GetVersion()) + ": " + kernel.text;
+  const auto add = [&](const char* what,
+                       std::initializer_list<int64_t> values) {
+    *name += what;
+    for (int64_t value : values) *name += " " + std::to_string(value);
+  };
+  add("; compute", {kernel.compute});
+  add("; ld", {plan.a.ld, plan.b.ld, plan.y.ld});
+  add("; batch", {key.batch});
+  if (key.batch > 1) {
+    const GemmLoop& batch = kernel.batch;
+    add(" by", {batch.a_stride, batch.b_stride, batch.y_stride});
+  }
+  add("; aligned to", {key.a, key.b, key.y, key.vector, key.aux});
+  add("; workspace", {key.workspace_bytes});
+  return status;
+}
+
+// Memory on the device and two events, for as long as candidates are timed.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() {
+    for (void* memory : memory_) cudaFree(memory);
+    for (cudaEvent_t event : events_) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
+  }
+
+  Status Allocate(int64_t bytes, void** to) {
+    Status status = CudaStatus(cudaMalloc(to, bytes));
+    if (status.ok()) memory_.push_back(*to);
+    return status;
+  }
+
+  // The milliseconds that what `enqueue` does takes on a stream.
+  template <typename Enqueue>
+  Status Time(cudaStream_t stream, const Enqueue& enqueue, float* elapsed) {
+    cudaError_t error = cudaSuccess;
+    for (cudaEvent_t& event : events_) {
+      if (!error && event == nullptr) error = cudaEventCreate(&event);
+    }
+    if (!error) error = cudaEventRecord(events_[0], stream);
+    if (error) return CudaStatus(error);
+    Status status = enqueue();
+    if (!status.ok()) return status;
+    error = cudaEventRecord(events_[1], stream);
+    if (!error) error = cudaEventSynchronize(events_[1]);
+    if (!error) {
+      error = cudaEventElapsedTime(elapsed, events_[0], events_[1]);
+    }
+    return CudaStatus(error);
+  }
+
+ private:
+  std::vector<void*> memory_;
+  cudaEvent_t events_[2] = {nullptr, nullptr};
+};
+
+// The fastest of `count` algorithms, in launch->algorithm. They read this
+// call's operands, on its stream, and write to scratch. One that fails is left
+// out.
+Status TimeAlgorithms(const GemmKernel& kernel, GemmBuffers buffers,
+                      const lt::HeuristicResult* results, int count,
+                      cudaStream_t stream, Launch* launch) {
+  constexpr int kRounds = 5;  // the first warms up
+  const GemmProblem& problem = kernel.problem;
+  const GemmPlan& plan = problem.plan;
+  const int64_t bytes = Info(problem.result).bytes;
+  const int64_t size = ((launch->key.batch - 1) * kernel.batch.y_stride +
+                        (plan.m - 1) * plan.y.ld + plan.n) *
+                       bytes;
+  Scratch scratch;
+  Status status = scratch.Allocate(size, &buffers.y);
+  if (status.ok() && problem.aux) status = scratch.Allocate(size, &buffers.aux);
+  if (status.ok() && problem.sums) {
+    status = scratch.Allocate(plan.m * bytes, &buffers.sums);
+  }
+  std::vector<float> least(count, std::numeric_limits<float>::infinity());
+  for (int round = 0; status.ok() && round < kRounds; ++round) {
+    for (int i = 0; status.ok() && i < count; ++i) {
+      if (results[i].state != lt::kSuccess) continue;
+      launch->algorithm = results[i].algorithm;
+      Status launched;
+      float elapsed = 0;
+      status = scratch.Time(
+          stream,
+          [&] {
+            launched = Enqueue(kernel, buffers, launch, stream);
+            return Status::Ok();
+          },
+          &elapsed);
+      if (launched.ok() && round > 0) least[i] = std::min(least[i], elapsed);
+    }
+  }
+  if (!status.ok()) return status;
+  const auto best = std::min_element(least.begin(), least.end());
+  launch->algorithm = results[best - least.begin()].algorithm;
+  return status;
+}
+
+bool IsCaptured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
+         status != cudaStreamCaptureStatusNone;
+}
+
+// The choice that is known, the fastest, or the heuristic's first.
+Status ChooseAlgorithm(const GemmKernel& kernel, const GemmBuffers& buffers,
+                       lt::Preference preference, cudaStream_t stream,
+                       Launch* launch) {
+  const lt::Library& library = *launch->library;
+  const bool tuned = GemmsTuned();
+  std::string name;
+  Status status;
+  if (tuned) status = ChoiceName(kernel, *launch, &name);
+  if (!status.ok()) return status;
+  lt::HeuristicResult checked = {};
+  if (tuned && FindGemmChoice(name, &launch->algorithm) &&
+      library.MatmulAlgoCheck(launch->handle, launch->operation, launch->b,
+                              launch->a, launch->y, launch->y,
+                              &launch->algorithm, &checked) == lt::kSuccess &&
+      checked.workspace_bytes <=
+          static_cast<size_t>(launch->key.workspace_bytes)) {
+    return Status::Ok();
+  }
+  int candidates = GemmCandidates();
+  if (candidates > 1 && IsCaptured(stream)) {  // what is captured does not run
+    candidates = 1;
+    launch->provisional = true;
+  }
+  std::vector<lt::HeuristicResult> results(candidates);
+  int returned = 0;
+  Calls calls;
+  calls("cublasLtMatmulAlgoGetHeuristic",
+        library.MatmulAlgoGetHeuristic(
+            launch->handle, launch->operation, launch->b, launch->a, launch->y,
+            launch->y, preference, candidates, results.data(), &returned));
+  if (calls.ok() && returned == 0) {
+    return Status::Error("gemm: cuBLASLt has no algorithm for " + kernel.text +
+                         ".");
+  }
+  calls("cublasLtMatmulAlgoGetHeuristic", results[0].state);
+  if (!calls.ok()) return calls.Finish(library, kernel);
+  launch->algorithm = results[0].algorithm;
+  if (candidates == 1) return status;
+  status =
+      TimeAlgorithms(kernel, buffers, results.data(), returned, stream, launch);
+  return status.ok() ? KeepGemmChoice(name, launch->algorithm) : status;
+}
+
 // Fills in all but the key.
 Status MakeLaunch(const GemmKernel& kernel, const GemmBuffers& buffers,
-                  Launch* launch) {
+                  cudaStream_t stream, Launch* launch) {
   const GemmProblem& problem = kernel.problem;
   const GemmPlan& plan = problem.plan;
   const LaunchKey& key = launch->key;
@@ -456,43 +642,11 @@ Status MakeLaunch(const GemmKernel& kernel, const GemmBuffers& buffers,
   prefer(lt::kMinAlignmentB, key.a);
   prefer(lt::kMinAlignmentC, key.y);
   prefer(lt::kMinAlignmentD, key.y);
-  lt::HeuristicResult result = {};
-  int returned = 0;
   if (calls.ok()) {
-    calls("cublasLtMatmulAlgoGetHeuristic",
-          library.MatmulAlgoGetHeuristic(
-              launch->handle, launch->operation, launch->b, launch->a,
-              launch->y, launch->y, preference, 1, &result, &returned));
+    status = ChooseAlgorithm(kernel, buffers, preference, stream, launch);
   }
   if (preference != nullptr) library.MatmulPreferenceDestroy(preference);
-  if (calls.ok() && returned == 0) {
-    return Status::Error("gemm: cuBLASLt has no algorithm for " + kernel.text +
-                         ".");
-  }
-  calls("cublasLtMatmulAlgoGetHeuristic", result.state);
-  launch->algorithm = result.algorithm;
-  return calls.Finish(library, kernel);
-}
-
-Status Enqueue(const GemmKernel& kernel, const GemmBuffers& buffers,
-               Launch* launch, cudaStream_t stream) {
-  const lt::Library& library = *launch->library;
-  Calls calls;
-  // The epilogue's buffers are part of the descriptor. A thread that finds it
-  // in use waits for a launch on the same device, as it would in the driver.
-  std::unique_lock lock(launch->pointers, std::defer_lock);
-  if (Vector(buffers) != nullptr || buffers.aux != nullptr) {
-    lock.lock();
-    SetPointers(library, Vector(buffers), buffers.aux, launch->operation,
-                &calls);
-  }
-  calls("cublasLtMatmul",
-        library.Matmul(launch->handle, launch->operation, kernel.alpha.data(),
-                       buffers.b, launch->b, buffers.a, launch->a,
-                       kernel.beta.data(), buffers.y, launch->y, buffers.y,
-                       launch->y, &launch->algorithm, buffers.workspace,
-                       launch->key.workspace_bytes, stream));
-  return calls.Finish(library, kernel);
+  return calls.ok() ? status : calls.Finish(library, kernel);
 }
 
 // Of a problem without a product.
@@ -520,11 +674,11 @@ class GemmLaunches {
  public:
   // Makes the launch if there is none; then `relaxed` is set.
   Status Find(const GemmKernel& kernel, const GemmBuffers& buffers,
-              const LaunchKey& key, Launch** launch,
+              const LaunchKey& key, cudaStream_t stream, Launch** launch,
               std::optional<RelaxedCapture>* relaxed) {
     std::lock_guard lock(mutex_);
     for (Launch& known : launches_) {
-      if (known.key == key) {
+      if (known.key == key && (!known.provisional || IsCaptured(stream))) {
         *launch = &known;
         return Status::Ok();
       }
@@ -532,7 +686,7 @@ class GemmLaunches {
     relaxed->emplace();
     Launch& made = launches_.emplace_front();
     made.key = key;
-    Status status = MakeLaunch(kernel, buffers, &made);
+    Status status = MakeLaunch(kernel, buffers, stream, &made);
     if (!status.ok()) launches_.pop_front();
     *launch = &made;
     return status;
@@ -633,10 +787,12 @@ Status Gemm(const GemmKernel& kernel, const GemmBuffers& given,
   Launch *piece = nullptr, *rest = nullptr;
   const int64_t extent = kernel.batch.extent;
   key.batch = kernel.piece;
-  status = kernel.launches->Find(kernel, buffers, key, &piece, &relaxed);
+  status =
+      kernel.launches->Find(kernel, buffers, key, stream, &piece, &relaxed);
   if (status.ok() && extent % kernel.piece != 0) {
     key.batch = extent % kernel.piece;
-    status = kernel.launches->Find(kernel, buffers, key, &rest, &relaxed);
+    status =
+        kernel.launches->Find(kernel, buffers, key, stream, &rest, &relaxed);
   }
 
   int64_t steps = 1;

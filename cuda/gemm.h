@@ -73,7 +73,10 @@ Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel);
 
 // Enqueues the GEMM. Neither allocates on the device nor waits for it. The
 // first call per device, alignment and workspace runs the heuristic, which does
-// not touch the stream and is allowed while the stream is captured.
+// not touch the stream and is allowed while the stream is captured. Where
+// TuneGemms() asks for it, that call allocates, times candidates and waits,
+// unless the stream is captured; then the first candidate serves until a call
+// that is not.
 Status Gemm(const GemmKernel& kernel, const GemmBuffers& buffers,
             cudaStream_t stream);
 

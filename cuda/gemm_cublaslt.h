@@ -102,6 +102,7 @@ struct HeuristicResult {  // cublasLtMatmulHeuristicResult_t
 struct Library {
   Result (*Create)(Handle*);
   const char* (*GetStatusName)(Result);
+  size_t (*GetVersion)();
   Result (*MatmulDescCreate)(MatmulDesc*, ComputeType, DataType scale);
   Result (*MatmulDescDestroy)(MatmulDesc);
   Result (*MatmulDescSetAttribute)(MatmulDesc, MatmulDescAttribute, const void*,
@@ -119,6 +120,8 @@ struct Library {
                                    Layout c, Layout d, Preference,
                                    int requested, HeuristicResult*,
                                    int* returned);
+  Result (*MatmulAlgoCheck)(Handle, MatmulDesc, Layout a, Layout b, Layout c,
+                            Layout d, const Algorithm*, HeuristicResult*);
   Result (*Matmul)(Handle, MatmulDesc, const void* alpha, const void* a, Layout,
                    const void* b, Layout, const void* beta, const void* c,
                    Layout, void* d, Layout, const Algorithm*, void* workspace,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -216,6 +217,43 @@ def explain_gemm(
         loops=tuple(loop[0] for loop in plan["loops"]),
         swapped=plan["swapped"],
     )
+
+
+def tune_gemms(path: str | os.PathLike[str] | None = None, candidates: int = 8) -> None:
+    """Says how cuBLASLt's algorithms are chosen from now on, in this process.
+
+    Without it every product uses the first that cuBLASLt's heuristic names. With it,
+    the first call of a product times the heuristic's best `candidates` on its device,
+    and keeps the fastest. Algorithms differ in the order of their sums, so that other
+    choices give other last bits: a file makes them repeat from run to run, and
+    `candidates=1` never times anything, so that results are those of the file, or
+    of the heuristic's first.
+
+    What a CUDA graph captures cannot be timed there: call the product once on its
+    own. Products that have run already keep their choice. Products on CPUs are not
+    affected.
+
+    Args:
+      path: of a JSON file that holds a choice for each product, device and version
+        of cuBLASLt; read now if it exists, and written when a choice is made. None
+        keeps them in memory.
+      candidates: how many to time; 1 for none.
+
+    Raises:
+      ValueError: if candidates is less than 1, the file has other contents, or
+        cannot be written.
+
+    Source: `cublasLtMatmulAlgoGetHeuristic` in the cuBLAS manual.
+
+    >>> tune_gemms(candidates=1)
+    """
+    if candidates < 1:
+        raise ValueError(
+            f"tune_gemms: candidates must be at least 1, got {candidates}."
+        )
+    native = _backends.module("cuda")
+    if native is not None:
+        native.tune_gemms("" if path is None else os.fspath(path), candidates)
 
 
 # --- the primitive

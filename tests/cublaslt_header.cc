@@ -81,6 +81,7 @@ struct Alike<R (*)(Ours...), S (*)(Theirs...)> {
 
 ALIKE(Create);
 ALIKE(GetStatusName);
+ALIKE(GetVersion);
 ALIKE(MatmulDescCreate);
 ALIKE(MatmulDescDestroy);
 ALIKE(MatmulDescSetAttribute);
@@ -91,4 +92,5 @@ ALIKE(MatmulPreferenceCreate);
 ALIKE(MatmulPreferenceDestroy);
 ALIKE(MatmulPreferenceSetAttribute);
 ALIKE(MatmulAlgoGetHeuristic);
+ALIKE(MatmulAlgoCheck);
 ALIKE(Matmul);

@@ -9,6 +9,7 @@ this file once more in a subprocess (test_everything_again_with_sanitizers).
 import ctypes
 import importlib.util
 import itertools
+import json
 import os
 import pathlib
 import subprocess
@@ -43,6 +44,7 @@ ACTIVATIONS = ("none", "relu", "gelu")
 DEFAULT, RELU, BIAS, GELU, GELU_AUX, GELU_AUX_BIAS = 1, 2, 4, 32, 160, 164
 DGELU, BGRADB = 192, 512
 WORKSPACE = 1 << 16
+CUDA_SOURCES = [f"cuda/gemm{part}.cc" for part in ("", "_cublaslt", "_tuning")]
 
 # A contraction, and the shapes of its operands: odd ones, then such as 8-bit
 # types want.
@@ -140,10 +142,12 @@ class Library:
     def __init__(self, fake, ours):
         self.fake = ctypes.CDLL(str(fake))
         self.ours = ctypes.CDLL(str(ours))
-        for name in ("OpenLibrary", "MakeKernel", "RunKernel"):
+        for name in ("OpenLibrary", "MakeKernel", "RunKernel", "TuneGemms"):
             getattr(self.ours, name).restype = ctypes.c_char_p
         self.not_found = self.ours.OpenLibrary(b"libno_such_thing.so").decode()
         assert self.ours.OpenLibrary(str(fake).encode()) == b""
+        clock = ctypes.c_int.in_dll(self.fake, "fake_clock")
+        self.ours.SetClock(ctypes.byref(clock))
 
     def count(self, name):
         return ctypes.c_int.in_dll(self.fake, f"fake_{name}").value
@@ -248,7 +252,7 @@ def library(tmp_path_factory):
     fake, ours = folder / "libfake_cublaslt.so", folder / "libgemm.so"
     compile_program(["tests/fake_cublaslt/fake_cublaslt.cc"], fake, *flags)
     sources = ["tests/fake_cublaslt/gemm_test_library.cc"]
-    sources += ["cuda/gemm.cc", "cuda/gemm_cublaslt.cc"]
+    sources += CUDA_SOURCES
     compile_program(sources, ours, *flags)
     return Library(fake, ours)
 
@@ -768,6 +772,140 @@ def test_threads_share_a_kernel(library):
     assert wrong == []
 
 
+# -- tuning --------------------------------------------------------------------
+
+# Of what the fake library's heuristic names, five algorithms.
+FIRST, FASTEST = 0, 3
+
+
+@pytest.fixture
+def tune(library):
+    """A function that tunes; afterwards nothing is tuned."""
+
+    def run(path="", candidates=8):
+        return library.ours.TuneGemms(str(path).encode(), candidates).decode()
+
+    yield run
+    assert run(candidates=1) == ""
+    assert library.ours.Allocated() == 0
+
+
+def multiply(library, shapes=((5, 7), (7, 8)), **kwargs):
+    """Runs a product on a kernel of its own; which algorithm ran, and how many."""
+    a, b = (numbers(i, s, F32) for i, s in enumerate(shapes))
+    kernel = Kernel(library, "mk,kn->mn", *shapes, F32, **kwargs)
+    before = library.count("matmuls")
+    shape = kernel.y_shape
+    check(kernel, a, b, numbers(2, shape, F32), numbers(3, shape[1:], F32),
+          numbers(4, shape, F32))  # fmt: skip
+    return library.count("candidate"), library.count("matmuls") - before
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"beta": 0.5, "bias": True},
+        {"activation": "gelu", "aux": True},
+        {"derivative": "gelu"},
+        {"sums": True, "beta": 1},
+    ],
+    ids=str,
+)
+def test_the_fastest_candidate_is_chosen(library, tune, kwargs):
+    assert multiply(library, **kwargs) == (FIRST, 1)
+    tune()
+    # Five rounds of five; results are what they are without.
+    assert multiply(library, **kwargs) == (FASTEST, 26)
+    assert multiply(library, **kwargs) == (FASTEST, 1)
+    tune(candidates=3)  # forgets what was chosen
+    assert multiply(library, **kwargs) == (2, 16)
+    tune(candidates=1)
+    assert multiply(library, **kwargs) == (FIRST, 1)
+
+
+def test_choices_are_kept_in_a_file(library, tune, tmp_path):
+    path = tmp_path / "gemms.json"
+    assert tune(path) == ""
+    assert json.loads(path.read_text()) == {}
+    assert multiply(library) == (FASTEST, 26)
+    (name,) = json.loads(path.read_text())
+    assert name.startswith("Fake 0, cuBLASLt 130100: m=5, n=8, k=7 of float32")
+    multiply(library, beta=1)
+    assert len(json.loads(path.read_text())) == 2
+    # As another process would: what is in the file is not timed again, or at all.
+    assert tune() == tune(path, candidates=1) == ""
+    assert multiply(library) == (FASTEST, 1)
+    assert multiply(library, alpha=2) == (FASTEST, 1)
+    assert multiply(library, ((5, 7), (7, 9))) == (FIRST, 1)
+    assert len(json.loads(path.read_text())) == 2
+
+
+def test_choices_are_of_a_device_and_a_library(library, tune, tmp_path):
+    tune(tmp_path / "gemms.json")
+    multiply(library)
+    library.ours.SetDevice(1)
+    assert multiply(library) == (FASTEST, 26)
+    library.ours.SetDevice(0)
+    library.set("version", 130200)
+    assert multiply(library) == (FASTEST, 26)
+    library.set("version", 130100)
+    assert multiply(library) == (FASTEST, 1)
+    assert len(json.loads((tmp_path / "gemms.json").read_text())) == 3
+
+
+def test_processes_share_a_file(library, tune, tmp_path):
+    path = tmp_path / "gemms.json"
+    tune(path)
+    path.write_text('{ "another" : "' + "0" * 128 + '" }')
+    multiply(library)
+    assert len(json.loads(path.read_text())) == 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_choice_that_does_not_fit_is_made_anew(library, tune, tmp_path):
+    path = tmp_path / "gemms.json"
+    tune(path)
+    multiply(library)
+    choices = {name: "f" * 128 for name in json.loads(path.read_text())}
+    path.write_text(json.dumps(choices))
+    tune(path, candidates=1)
+    assert multiply(library) == (FIRST, 1)
+    tune(path)
+    assert multiply(library) == (FASTEST, 26)
+
+
+def test_nothing_is_timed_while_a_graph_captures(library, tune):
+    tune()
+    a, b = numbers(0, (5, 7), F32), numbers(1, (7, 8), F32)
+    kernel = Kernel(library, "mk,kn->mn", (5, 7), (7, 8), F32)
+    library.ours.SetCapturing(1)
+    try:
+        for _ in range(2):
+            before = library.count("matmuls"), library.count("heuristics")
+            check(kernel, a, b)
+            assert library.count("candidate") == FIRST
+            assert library.count("matmuls") == before[0] + 1
+        assert library.count("heuristics") == before[1]
+    finally:
+        library.ours.SetCapturing(0)
+    check(kernel, a, b)
+    assert library.count("candidate") == FASTEST
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"a": 1}', '{"a": "12"}', '{"a": "' + "g" * 128 + '"}']
+)
+def test_other_files_are_errors(tune, tmp_path, text):
+    path = tmp_path / "gemms.json"
+    path.write_text(text)
+    assert tune(path) == f"tune_gemms: {path} is not a file of choices."
+    assert path.read_text() == text
+    missing = tmp_path / "nowhere" / "gemms.json"
+    assert tune(missing) == f"tune_gemms: cannot write {missing}."
+    assert tune(missing, candidates=1) == ""
+
+
 # -- errors --------------------------------------------------------------------
 
 
@@ -823,8 +961,7 @@ def test_declarations_are_those_of_the_header(tmp_path):
 def test_the_check_for_devices_runs_here(library, tmp_path):
     """tests/cuda_check_gemm.cu, over the same library."""
     program = tmp_path / "cuda_check_gemm"
-    sources = ["cuda/gemm.cc", "cuda/gemm_cublaslt.cc"]
-    sources += ["-xc++", "tests/cuda_check_gemm.cu", "-xnone"]
+    sources = CUDA_SOURCES + ["-xc++", "tests/cuda_check_gemm.cu", "-xnone"]
     compile_program(sources, program, "-O2")
     done = subprocess.run(
         [program, library.fake._name], check=False, capture_output=True, text=True

@@ -47,11 +47,16 @@ extern "C" {
 int fake_heuristics = 0, fake_matmuls = 0, fake_handles = 0, fake_live = 0;
 int fake_mask = 0, fake_compute = 0, fake_epilogue = 0, fake_batch = 0;
 int fake_fail = 0, fake_without_algorithm = 0;
+int fake_clock = 0, fake_version = 130100, fake_candidate = 0;
 }
 
 namespace {
 
 constexpr lt::Result kInvalidValue{7}, kNotSupported{15};
+
+// Milliseconds of each algorithm that the heuristic knows, none for one that
+// fails when it runs. The first is not the fastest.
+constexpr int kCosts[] = {5, 0, 4, 2, 3};
 
 bool Has(lt::Epilogue epilogue, uint32_t bit) { return epilogue & bit; }
 constexpr uint32_t kBiasBit = 4, kAuxBit = 128;
@@ -217,6 +222,8 @@ const char* cublasLtGetStatusName(lt::Result result) {
   return "CUBLAS_STATUS_UNKNOWN";
 }
 
+size_t cublasLtGetVersion() { return fake_version; }
+
 lt::Result cublasLtMatmulDescCreate(lt::MatmulDesc* op, lt::ComputeType compute,
                                     lt::DataType scale) {
   ++fake_live;
@@ -332,8 +339,21 @@ lt::Result cublasLtMatmulAlgoGetHeuristic(
       preference->workspace / 2;
   result->algorithm.data[7] = Fingerprint(op, a, b, c, d);
   result->state = lt::kSuccess;
-  *returned = 1;
+  *returned = std::min<int>(requested, std::size(kCosts));
+  for (int i = 1; i < *returned; ++i) {
+    result[i] = result[0];
+    result[i].algorithm.data[4] |= uint64_t(i) << 32;
+  }
   fake_mask = preference->mask;
+  return lt::kSuccess;
+}
+
+lt::Result cublasLtMatmulAlgoCheck(lt::Handle, lt::MatmulDesc op, lt::Layout a,
+                                   lt::Layout b, lt::Layout c, lt::Layout d,
+                                   const lt::Algorithm* algorithm,
+                                   lt::HeuristicResult* result) {
+  if (algorithm->data[7] != Fingerprint(op, a, b, c, d)) return kNotSupported;
+  result->workspace_bytes = algorithm->data[6];
   return lt::kSuccess;
 }
 
@@ -352,11 +372,15 @@ lt::Result cublasLtMatmul(lt::Handle handle, lt::MatmulDesc op,
   if (needs[7] != Fingerprint(op, a_is, b_is, c_is, d_is) ||
       !IsAligned(a, a_is, needs[0]) || !IsAligned(b, b_is, needs[1]) ||
       !IsAligned(c, c_is, needs[2]) || !IsAligned(d, d_is, needs[3]) ||
-      AlignmentOf(op->vector) < needs[4] || AlignmentOf(op->aux) < needs[5] ||
-      (c == d && !(*c_is == *d_is)) || workspace_bytes < needs[6] ||
+      AlignmentOf(op->vector) < uint32_t(needs[4]) ||
+      AlignmentOf(op->aux) < needs[5] || (c == d && !(*c_is == *d_is)) ||
+      workspace_bytes < needs[6] ||
       (needs[6] > 0 && AlignmentOf(workspace) < 256)) {
     return kInvalidValue;
   }
+  fake_candidate = static_cast<int>(needs[4] >> 32);
+  if (kCosts[fake_candidate] == 0) return kNotSupported;
+  fake_clock += kCosts[fake_candidate];
   if (needs[6] > 0) std::memset(workspace, 0xA5, needs[6]);
   fake_compute = op->compute;
   fake_epilogue = static_cast<int>(op->epilogue);

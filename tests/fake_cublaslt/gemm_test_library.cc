@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cuda/gemm.h"
+#include "cuda/gemm_tuning.h"
 
 namespace {
 
@@ -33,6 +34,16 @@ const char* OpenLibrary(const char* path) {
 }
 
 void SetDevice(int device) { fake::device = device; }
+
+void SetClock(const int* clock) { fake::clock = clock; }
+
+void SetCapturing(int capturing) { fake::capturing = capturing; }
+
+int Allocated() { return fake::allocated; }
+
+const char* TuneGemms(const char* path, int candidates) {
+  return Text(jax_layout::TuneGemms(path, candidates));
+}
 
 int RelaxedCaptures() { return fake::relaxed; }
 
