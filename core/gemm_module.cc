@@ -63,11 +63,12 @@ bool Runs(const std::string& spec, const std::vector<int64_t>& a,
           const std::string& result_type, const std::vector<double>& alpha,
           const std::vector<double>& beta, const std::string& activation,
           const std::string& derivative, bool bias, bool aux, bool sums,
-          bool tf32) {
+          bool tf32, int64_t scales) {
   GemmProblem problem;
-  return MakeGemmProblem({spec, a, b, operand_type, result_type, alpha, beta,
-                          activation, derivative, bias, aux, sums, tf32},
-                         &problem)
+  return MakeGemmProblem(
+             {spec, a, b, operand_type, result_type, alpha, beta, activation,
+              derivative, bias, aux, sums, tf32, scales},
+             &problem)
              .ok() &&
          GemmWorthwhile(problem);
 }
@@ -84,7 +85,7 @@ void Extend(void* module) {
         nb::arg("b_shape"), nb::arg("operand_type"), nb::arg("result_type"),
         nb::arg("alpha"), nb::arg("beta"), nb::arg("activation"),
         nb::arg("derivative"), nb::arg("bias"), nb::arg("aux"), nb::arg("sums"),
-        nb::arg("tf32"),
+        nb::arg("tf32"), nb::arg("scales"),
         "Whether this backend computes the problem that the attributes of the "
         "FFI target name, and no slower than XLA.");
 }

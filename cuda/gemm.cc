@@ -50,6 +50,8 @@ std::string Describe(const GemmProblem& problem) {
       "m=" + std::to_string(plan.m) + ", n=" + std::to_string(plan.n) +
       ", k=" + std::to_string(plan.k) + " of " + Info(problem.operands).name +
       " to " + Info(problem.result).name;
+  if (problem.b_type) text += ", b " + std::string(Info(*problem.b_type).name);
+  if (problem.scales != 0) text += ", scaled";
   if (plan.a.transposed) text += ", a transposed";
   if (plan.b.transposed) text += ", b transposed";
   if (plan.Steps() != 1) text += ", " + std::to_string(plan.Steps()) + " times";
@@ -70,23 +72,32 @@ bool IsComplex(DType type) {
   return type == DType::kC64 || type == DType::kC128;
 }
 
+bool IsFp8(DType type) {
+  return type == DType::kF8E4M3 || type == DType::kF8E5M2;
+}
+
 // Whether cuBLASLt makes such results of such operands.
-bool HasTypes(DType operands, DType result) {
-  switch (operands) {
+bool HasTypes(const GemmProblem& problem) {
+  const DType a = problem.operands, b = problem.b_type.value_or(a);
+  const DType result = problem.result;
+  if (a != b && !(IsFp8(a) && IsFp8(b))) return false;
+  switch (a) {
     case DType::kF32:
     case DType::kF64:
     case DType::kC64:
     case DType::kC128:
-      return result == operands;
+      return result == a;
     case DType::kBF16:
     case DType::kF16:
-      return result == operands || result == DType::kF32;
+      return result == a || result == DType::kF32;
     case DType::kF8E4M3:
+    case DType::kF8E5M2:
+      if (a == b && a == DType::kF8E5M2) return false;
       return result == DType::kBF16 || result == DType::kF16 ||
-             result == DType::kF32;
+             result == DType::kF32 || result == DType::kF8E4M3 ||
+             (result == DType::kF8E5M2 && a != b);
     case DType::kS8:
       return result == DType::kS32;
-    case DType::kF8E5M2:  // never on both sides
     case DType::kS32:
       return false;
   }
@@ -99,7 +110,7 @@ bool IsInt32(std::complex<double> x) {
          x.real() <= std::numeric_limits<int32_t>::max();
 }
 
-// e4m3 wants 16 bytes everywhere; a lone row's stride is never used.
+// 8-bit floats want 16 bytes everywhere; a lone row's stride is never used.
 bool HasFp8Layout(const GemmProblem& problem) {
   const GemmPlan& plan = problem.plan;
   const int64_t bytes = Info(problem.result).bytes;
@@ -126,13 +137,23 @@ std::string Refusal(const GemmProblem& problem) {
   const GemmPlan& plan = problem.plan;
   const bool activation = problem.activation != Activation::kNone;
   const bool derivative = problem.derivative != Activation::kNone;
-  if (!HasTypes(problem.operands, problem.result)) {
+  if (!HasTypes(problem)) {
     return "has no such product";
   }
-  if (problem.operands == DType::kF8E4M3 && plan.k != 0 &&
-      !HasFp8Layout(problem)) {
+  if (IsFp8(problem.operands) && plan.k != 0 && !HasFp8Layout(problem)) {
     return "needs k contiguous in both operands of 8-bit floats, and "
            "multiples of 16 bytes";
+  }
+  if (problem.scales != 0 && !IsFp8(problem.operands)) {
+    return "has scales of 8-bit floats alone";
+  }
+  if (problem.scales == 3 && !IsFp8(problem.result)) {
+    return "scales results of 8-bit floats alone";
+  }
+  if (IsFp8(problem.result) &&
+      (problem.beta != 0. || problem.bias || activation || derivative ||
+       problem.aux || problem.sums)) {
+    return "makes 8-bit floats of the product alone";
   }
   if (!IsComplex(problem.result) &&
       (problem.alpha.imag() != 0 || problem.beta.imag() != 0)) {
@@ -147,7 +168,7 @@ std::string Refusal(const GemmProblem& problem) {
       (IsComplex(problem.result) || problem.result == DType::kS32)) {
     return "has nothing but the product for integers and complex numbers";
   }
-  if (problem.bias && problem.operands == DType::kF8E4M3 &&
+  if (problem.bias && IsFp8(problem.operands) &&
       problem.result == DType::kF32) {
     return "has no float32 bias for 8-bit floats";
   }
@@ -295,6 +316,7 @@ struct Launch {
   lt::Handle handle = nullptr;
   lt::MatmulDesc operation = nullptr;
   lt::Layout a = nullptr, b = nullptr, y = nullptr;
+  lt::Layout c = nullptr;  // of an 8-bit result, which has no addend; else y
   lt::Algorithm algorithm = {};
   bool provisional = false;  // the first of several, which were not timed
   std::mutex pointers;       // held while those in `operation` count
@@ -303,7 +325,8 @@ struct Launch {
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
   ~Launch() {
-    for (lt::Layout layout : {a, b, y}) {
+    if (c == y) c = nullptr;
+    for (lt::Layout layout : {a, b, c, y}) {
       if (layout != nullptr) library->MatrixLayoutDestroy(layout);
     }
     if (operation != nullptr) library->MatmulDescDestroy(operation);
@@ -369,7 +392,8 @@ const void* Vector(const GemmBuffers& buffers) {
 }
 
 void SetPointers(const lt::Library& library, const void* vector,
-                 const void* aux, lt::MatmulDesc operation, Calls* calls) {
+                 const void* aux, const GemmBuffers& scales,
+                 lt::MatmulDesc operation, Calls* calls) {
   const auto set = [&](lt::MatmulDescAttribute attribute, const void* pointer) {
     (*calls)("cublasLtMatmulDescSetAttribute",
              library.MatmulDescSetAttribute(operation, attribute, &pointer,
@@ -377,6 +401,10 @@ void SetPointers(const lt::Library& library, const void* vector,
   };
   if (vector != nullptr) set(lt::kBiasPointer, vector);
   if (aux != nullptr) set(lt::kAuxPointer, aux);
+  // The library's first operand is b.
+  if (scales.scale_a != nullptr) set(lt::kScaleB, scales.scale_a);
+  if (scales.scale_b != nullptr) set(lt::kScaleA, scales.scale_b);
+  if (scales.scale_y != nullptr) set(lt::kScaleD, scales.scale_y);
 }
 
 Status Enqueue(const GemmKernel& kernel, const GemmBuffers& buffers,
@@ -386,17 +414,19 @@ Status Enqueue(const GemmKernel& kernel, const GemmBuffers& buffers,
   // The epilogue's buffers are part of the descriptor. A thread that finds it
   // in use waits for a launch on the same device, as it would in the driver.
   std::unique_lock lock(launch->pointers, std::defer_lock);
-  if (Vector(buffers) != nullptr || buffers.aux != nullptr) {
+  if (Vector(buffers) != nullptr || buffers.aux != nullptr ||
+      buffers.scale_a != nullptr) {
     lock.lock();
-    SetPointers(library, Vector(buffers), buffers.aux, launch->operation,
-                &calls);
+    SetPointers(library, Vector(buffers), buffers.aux, buffers,
+                launch->operation, &calls);
   }
   calls("cublasLtMatmul",
         library.Matmul(launch->handle, launch->operation, kernel.alpha.data(),
                        buffers.b, launch->b, buffers.a, launch->a,
-                       kernel.beta.data(), buffers.y, launch->y, buffers.y,
-                       launch->y, &launch->algorithm, buffers.workspace,
-                       launch->key.workspace_bytes, stream));
+                       kernel.beta.data(),
+                       launch->c == launch->y ? buffers.y : nullptr, launch->c,
+                       buffers.y, launch->y, &launch->algorithm,
+                       buffers.workspace, launch->key.workspace_bytes, stream));
   return calls.Finish(library, kernel);
 }
 
@@ -531,7 +561,7 @@ Status ChooseAlgorithm(const GemmKernel& kernel, const GemmBuffers& buffers,
   lt::HeuristicResult checked = {};
   if (tuned && FindGemmChoice(name, &launch->algorithm) &&
       library.MatmulAlgoCheck(launch->handle, launch->operation, launch->b,
-                              launch->a, launch->y, launch->y,
+                              launch->a, launch->c, launch->y,
                               &launch->algorithm, &checked) == lt::kSuccess &&
       checked.workspace_bytes <=
           static_cast<size_t>(launch->key.workspace_bytes)) {
@@ -547,7 +577,7 @@ Status ChooseAlgorithm(const GemmKernel& kernel, const GemmBuffers& buffers,
   Calls calls;
   calls("cublasLtMatmulAlgoGetHeuristic",
         library.MatmulAlgoGetHeuristic(
-            launch->handle, launch->operation, launch->b, launch->a, launch->y,
+            launch->handle, launch->operation, launch->b, launch->a, launch->c,
             launch->y, preference, candidates, results.data(), &returned));
   if (calls.ok() && returned == 0) {
     return Status::Error("gemm: cuBLASLt has no algorithm for " + kernel.text +
@@ -614,9 +644,11 @@ Status MakeLaunch(const GemmKernel& kernel, const GemmBuffers& buffers,
   // The heuristic takes from them what alignment it may count on.
   if (calls.ok()) {
     SetPointers(library, Example(Vector(buffers), key.vector),
-                Example(buffers.aux, key.aux), launch->operation, &calls);
+                Example(buffers.aux, key.aux), buffers, launch->operation,
+                &calls);
   }
-  lay_out(&launch->b, problem.operands, plan.b.transposed ? plan.k : plan.n,
+  lay_out(&launch->b, problem.b_type.value_or(problem.operands),
+          plan.b.transposed ? plan.k : plan.n,
           plan.b.transposed ? plan.n : plan.k, plan.b.ld,
           kernel.batch.b_stride);
   lay_out(&launch->a, problem.operands, plan.a.transposed ? plan.m : plan.k,
@@ -624,6 +656,13 @@ Status MakeLaunch(const GemmKernel& kernel, const GemmBuffers& buffers,
           kernel.batch.a_stride);
   lay_out(&launch->y, problem.result, plan.n, plan.m, plan.y.ld,
           kernel.batch.y_stride);
+
+  launch->c = launch->y;
+  if (IsFp8(problem.result)) {
+    launch->c = nullptr;
+    lay_out(&launch->c, DType::kBF16, plan.n, plan.m, plan.y.ld,
+            kernel.batch.y_stride);
+  }
 
   lt::Preference preference = nullptr;
   if (calls.ok()) {

@@ -67,6 +67,9 @@ enum MatmulDescAttribute : int {  // cublasLtMatmulDescAttributes_t
   kAuxPointer = 11,               // void*
   kAuxLd = 12,                    // int64_t
   kAuxBatchStride = 13,           // int64_t
+  kScaleA = 17,                   // float*, and so are the next two
+  kScaleB = 18,
+  kScaleD = 20,
 };
 
 enum LayoutAttribute : int {  // cublasLtMatrixLayoutAttribute_t

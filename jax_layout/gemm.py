@@ -308,10 +308,14 @@ def gemm_kernel(
     bias: bool = False,
     aux: bool = False,
     sums: bool = False,
+    scales: int = 0,
 ) -> Kernel | None:
     """The FFI call for a product (core/gemm_ffi.cc); None where lax serves better."""
     tf32 = _tf32(a.dtype, dtype, precision)
-    if a.dtype != b.dtype or a.size == 0 or b.size == 0 or tf32 is None:
+    if a.size == 0 or b.size == 0 or tf32 is None:
+        return None
+    alike = a.dtype == b.dtype
+    if not alike and not scales:
         return None
     plan = _plan(spec, a.shape, b.shape)
     if plan is None:
@@ -325,7 +329,7 @@ def gemm_kernel(
         "spec": spec,
         "a_shape": np.array(a.shape, np.int64),
         "b_shape": np.array(b.shape, np.int64),
-        "operand_type": a.dtype.name,
+        "operand_type": a.dtype.name + ("" if alike else f",{b.dtype.name}"),
         "result_type": dtype.name,
         "alpha": np.array([alpha.real, alpha.imag], np.float64),
         "beta": np.array([beta.real, beta.imag], np.float64),
@@ -335,6 +339,7 @@ def gemm_kernel(
         "aux": aux,
         "sums": sums,
         "tf32": tf32,
+        "scales": scales,
     }
     if not _backends.runs_gemm(platform, problem):
         return None
@@ -511,6 +516,7 @@ def save_gemms(prim: Any, *_: Any, **params: Any) -> bool:
     >>> f = jax.checkpoint(lambda x, w: jnp.sin(contract(x, w, "mk,kn->mn")),
     ...                    policy=save_gemms)
     """
-    return prim.name in ("gemm", "linear") or jax.checkpoint_policies.dots_saveable(
+    names = ("gemm", "linear", "scaled_gemm")
+    return prim.name in names or jax.checkpoint_policies.dots_saveable(
         prim, *_, **params
     )

@@ -100,7 +100,7 @@ class Problem(ctypes.Structure):
         + [
             (n, ctypes.c_int)
             for n in "a_rank b_rank operands result tf32 bias activation aux "
-            "derivative sums".split()
+            "derivative sums b_type scales".split()
         ]
     )
 
@@ -108,7 +108,10 @@ class Problem(ctypes.Structure):
 class Buffers(ctypes.Structure):
     _fields_ = [
         (n, ctypes.c_void_p) for n in "a b bias y aux sums workspace".split()
-    ] + [("workspace_bytes", ctypes.c_int64)]
+    ] + [
+        ("workspace_bytes", ctypes.c_int64),
+        *[(n, ctypes.c_void_p) for n in ("scale_a", "scale_b", "scale_y")],
+    ]
 
 
 class Memory:
@@ -175,7 +178,10 @@ class Kernel:
         aux=False,
         sums=False,
         tf32=False,
+        b_type=None,
+        scales=(),
     ):
+        self.b_type, self.scales = b_type or operands, scales
         self.library, self.spec = library, spec
         self.operands, self.result = operands, result or operands
         labels = spec.split("->")[0].replace(",", "")
@@ -200,6 +206,8 @@ class Kernel:
             aux=aux,
             derivative=ACTIVATIONS.index(derivative),
             sums=sums,
+            b_type=DTYPES.index(self.b_type),
+            scales=len(scales),
         )
         self._kernel = ctypes.c_void_p()
         self.refusal = library.ours.MakeKernel(
@@ -224,7 +232,7 @@ class Kernel:
             setattr(buffers, name, kept[name].address)
 
         place("a", a, a.shape, self.operands)
-        place("b", b, b.shape, self.operands)
+        place("b", b, b.shape, self.b_type)
         place("y", y, self.y_shape, self.result)
         if self.bias:
             place("bias", bias, bias.shape, self.result)
@@ -232,6 +240,9 @@ class Kernel:
             place("aux", aux, self.y_shape, self.result)
         if self.sums:
             place("sums", None, self.y_shape[:1], self.result)
+        names = ("scale_a", "scale_b", "scale_y")
+        for name, scale in zip(names, self.scales, strict=False):
+            place(name, scale, (1,), F32)
         place("workspace", None, (workspace,), np.dtype(np.uint8))
         error = self.library.ours.RunKernel(
             self._kernel, ctypes.byref(buffers)
@@ -290,6 +301,7 @@ def gelu_derivative(x):
 
 def expected(kernel, a, b, y=None, bias=None, aux=None):
     z = kernel.alpha * np.einsum(kernel.spec, wide(a), wide(b))
+    z = z * np.prod(kernel.scales)
     if kernel.beta != 0:
         z = z + kernel.beta * wide(y)
     if kernel.bias:
@@ -328,7 +340,7 @@ def results_of(dtype):
     return {
         BF16: (BF16, F32),
         F16: (F16, F32),
-        E4M3: (BF16, F16, F32),
+        E4M3: (BF16, F16, F32, E4M3),
         E5M2: (),
         S8: (S32,),
         S32: (),
@@ -353,7 +365,7 @@ def test_contractions(library, spec, operands):
 
 @pytest.mark.parametrize("operands", [E4M3, S8], ids=str)
 def test_eight_bits(library, operands):
-    for result in results_of(operands):
+    for result in set(results_of(operands)) - {E4M3}:
         for spec, *shapes in (
             ("mk,nk->mn", (3, 32), (16, 32)),
             ("mk,nk->mn", (1, 16), (16, 16)),
@@ -363,6 +375,57 @@ def test_eight_bits(library, operands):
             a, b = (numbers(i, s, operands) for i, s in enumerate(shapes))
             kernel = Kernel(library, spec, *shapes, operands, result, alpha=2, beta=-1)
             check(kernel, a, b, numbers(2, kernel.y_shape, result))
+
+
+@pytest.mark.parametrize("a_type, b_type", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)])
+@pytest.mark.parametrize("result", [BF16, F16, F32, E4M3, E5M2], ids=str)
+def test_scales(library, a_type, b_type, result):
+    for spec, shapes in (
+        ("mk,nk->mn", ((3, 32), (16, 32))),
+        ("mk,nk->nm", ((16, 32), (3, 32))),  # a and b change places
+        ("bmk,bnk->bmn", ((3, 5, 16), (3, 32, 16))),
+    ):
+        a, b = numbers(0, shapes[0], a_type), numbers(1, shapes[1], b_type)
+        for scales in ((), (0.5, 0.125), (0.5, 0.125, 0.25)):
+            kernel = Kernel(
+                library, spec, *shapes, a_type, result, b_type=b_type, scales=scales
+            )
+            if result == E5M2 and a_type == b_type:
+                assert "has no such product" in kernel.refusal
+            elif len(scales) == 3 and result not in (E4M3, E5M2):
+                assert "scales results of 8-bit floats alone" in kernel.refusal
+            else:
+                check(kernel, a, b)
+
+
+def test_scales_come_with_the_call(library):
+    """The descriptor of one alignment serves calls with other scales."""
+    a, b = numbers(0, (3, 16), E4M3), numbers(1, (16, 16), E4M3)
+    scales = (2.0, 4.0)
+    kernel = Kernel(library, "mk,nk->mn", a.shape, b.shape, E4M3, F32, scales=scales)
+    check(kernel, a, b)
+    before = library.count("heuristics")
+    kernel.scales = (0.5, 0.25)
+    check(kernel, a, b)
+    assert library.count("heuristics") == before
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"beta": 1}, {"bias": True}, {"activation": "relu"}, {"sums": True}],
+    ids=str,
+)
+def test_eight_bit_results_are_of_the_product_alone(library, kwargs):
+    kernel = Kernel(library, "mk,nk->mn", (16, 16), (16, 16), E4M3, E4M3, **kwargs)
+    assert "makes 8-bit floats of the product alone" in kernel.refusal
+
+
+def test_other_dtypes_have_no_scales(library):
+    shapes = (16, 16), (16, 16)
+    kernel = Kernel(library, "mk,nk->mn", *shapes, BF16, scales=(1.0, 1.0))
+    assert "has scales of 8-bit floats alone" in kernel.refusal
+    kernel = Kernel(library, "mk,nk->mn", *shapes, BF16, b_type=F16)
+    assert "has no such product" in kernel.refusal
 
 
 @pytest.mark.parametrize("spec", ["mk,kn->mn", "km,kn->mn", "mk,kn->nm"])
@@ -600,7 +663,7 @@ def test_sums_over_nothing_are_zero(library):
 
 @pytest.mark.parametrize("operands", DTYPES, ids=str)
 def test_zeros_of_every_dtype(library, operands):
-    for result in results_of(operands):
+    for result in set(results_of(operands)) - {E4M3}:
         kernel = Kernel(library, "mk,nk->mn", (5, 0), (16, 0), operands, result, beta=2)
         empty = np.zeros((5, 0), operands), np.zeros((16, 0), operands)
         check(kernel, *empty, numbers(0, (5, 16), result))
