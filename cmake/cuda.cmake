@@ -69,7 +69,8 @@ if(JAX_LAYOUT_CUDA_CHECK)
   target_include_directories(cuda_check PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_options(cuda_check PRIVATE -lineinfo)
   add_executable(cuda_check_gemm ${PROJECT_SOURCE_DIR}/tests/cuda_check_gemm.cu
-    ${PROJECT_SOURCE_DIR}/cuda/gemm.cc ${PROJECT_SOURCE_DIR}/cuda/gemm_cublaslt.cc)
+    ${PROJECT_SOURCE_DIR}/cuda/gemm.cc ${PROJECT_SOURCE_DIR}/cuda/gemm_cublaslt.cc
+    ${PROJECT_SOURCE_DIR}/cuda/gemm_tuning.cc)
   target_include_directories(cuda_check_gemm PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(cuda_check_gemm PRIVATE jax_layout_cudart ${CMAKE_DL_LIBS})
 endif()

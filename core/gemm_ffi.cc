@@ -7,6 +7,8 @@
 //             addend, the size of y, aliased to it   beta != 0
 //             bias, [n]                              bias
 //             aux, the size of y                     derivative != "none"
+//             float32 scales of a, b                 scales >= 2
+//             float32 scale of y                     scales == 3
 //   results   y, then
 //             aux, the size of y                     aux
 //             sums, [m]                              sums
@@ -14,11 +16,13 @@
 //   spec          string, the contraction, "mk,kn->mn"
 //   a_shape       int64[], the extents of a
 //   b_shape       int64[], the extents of b
-//   operand_type  string, the dtype of a and b, "bfloat16"
+//   operand_type  string, the dtype of a and b, "bfloat16", or both,
+//                 "float8_e4m3fn,float8_e5m2"
 //   result_type   string, the dtype of all else
 //   alpha, beta   float64[2], real and imaginary part
 //   activation, derivative  string, "none", "relu", "gelu"
 //   bias, aux, sums, workspace, tf32  bool
+//   scales        int64, 0, 2 or 3
 #include <memory>
 
 #include "core/gemm_problem.h"
@@ -56,7 +60,7 @@ ffi::ErrorOr<std::unique_ptr<GemmState>> Instantiate(
     std::string_view result_type, ffi::Span<const double> alpha,
     ffi::Span<const double> beta, std::string_view activation,
     std::string_view derivative, bool bias, bool aux, bool sums, bool workspace,
-    bool tf32) {
+    bool tf32, int64_t scales) {
   auto state = std::make_unique<GemmState>();
   GemmProblem& problem = state->problem;
   const std::span<const int64_t> a(a_shape.begin(), a_shape.size());
@@ -73,7 +77,8 @@ ffi::ErrorOr<std::unique_ptr<GemmState>> Instantiate(
                                    bias,
                                    aux,
                                    sums,
-                                   tf32},
+                                   tf32,
+                                   scales},
                                   &problem);
   if (!status.ok()) return ffi::Unexpected(ToError(status));
   state->workspace = workspace;
@@ -156,8 +161,11 @@ ffi::Error Execute(GemmState* state, ExecutorContext::Type context,
   Taker operands("operand", args);
   Taker results("result", rets);
   GemmBuffers buffers;
-  buffers.a = operands.Take("a", state->a_count, problem.operands);
-  buffers.b = operands.Take("b", state->b_count, problem.operands);
+  DType a_type = problem.operands;
+  DType b_type = problem.b_type.value_or(a_type);
+  if (problem.plan.swapped) std::swap(a_type, b_type);
+  buffers.a = operands.Take("a", state->a_count, a_type);
+  buffers.b = operands.Take("b", state->b_count, b_type);
   if (problem.plan.swapped) std::swap(buffers.a, buffers.b);
   buffers.y = results.Take("y", state->y_count, problem.result);
   if (problem.beta != 0.) {
@@ -172,6 +180,14 @@ ffi::Error Execute(GemmState* state, ExecutorContext::Type context,
   }
   if (problem.derivative != Activation::kNone) {
     buffers.aux = operands.Take("aux", state->y_count, problem.result);
+  }
+  if (problem.scales >= 2) {
+    buffers.scale_a = operands.Take("scale_a", 1, DType::kF32);
+    buffers.scale_b = operands.Take("scale_b", 1, DType::kF32);
+    if (problem.plan.swapped) std::swap(buffers.scale_a, buffers.scale_b);
+  }
+  if (problem.scales == 3) {
+    buffers.scale_y = operands.Take("scale_result", 1, DType::kF32);
   }
   if (problem.aux) {
     buffers.aux = results.Take("aux", state->y_count, problem.result);
@@ -204,7 +220,8 @@ XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
                            .Attr<bool>("aux")
                            .Attr<bool>("sums")
                            .Attr<bool>("workspace")
-                           .Attr<bool>("tf32"));
+                           .Attr<bool>("tf32")
+                           .Attr<int64_t>("scales"));
 
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                        ffi::Ffi::Bind()

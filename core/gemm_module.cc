@@ -64,11 +64,11 @@ auto About(const std::string& spec, const std::vector<int64_t>& a,
            const std::string& result_type, const std::vector<double>& alpha,
            const std::vector<double>& beta, const std::string& activation,
            const std::string& derivative, bool bias, bool aux, bool sums,
-           bool tf32) {
+           bool tf32, int64_t scales) {
   GemmProblem problem;
   const Status status =
       MakeGemmProblem({spec, a, b, operand_type, result_type, alpha, beta,
-                       activation, derivative, bias, aux, sums, tf32},
+                       activation, derivative, bias, aux, sums, tf32, scales},
                       &problem);
   return status.ok() ? Ask(problem) : decltype(Ask(problem)){};
 }
@@ -80,7 +80,7 @@ void Question(nb::module_& m, const char* name, const char* doc) {
         nb::arg("b_shape"), nb::arg("operand_type"), nb::arg("result_type"),
         nb::arg("alpha"), nb::arg("beta"), nb::arg("activation"),
         nb::arg("derivative"), nb::arg("bias"), nb::arg("aux"), nb::arg("sums"),
-        nb::arg("tf32"), doc);
+        nb::arg("tf32"), nb::arg("scales"), doc);
 }
 
 void Extend(void* module) {

@@ -7,6 +7,7 @@
 #include <complex>
 #include <cstdint>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,11 +27,15 @@ enum class Activation { kNone, kRelu, kGelu };
 //   z = alpha * (a @ b) + beta * y + bias        bias[j] for column j
 //   y = activation(z)                            or z * derivative'(aux)
 //
+// With scales, alpha is alpha * scale_a * scale_b. A third multiplies y before
+// it is rounded to an 8-bit float.
+//
 // Products of 16-bit and smaller types accumulate in f32, int8 in int32; alpha,
 // bias and activation apply before z is rounded to the dtype of y.
 struct GemmProblem {
   GemmPlan plan;
   DType operands = DType::kF32;  // of a and b
+  std::optional<DType> b_type;   // of b, if it is another
   DType result = DType::kF32;    // of y and aux
   std::complex<double> alpha = 1, beta = 0;
   bool tf32 = false;  // f32 operands may be rounded to TF32
@@ -41,6 +46,7 @@ struct GemmProblem {
   Activation derivative = Activation::kNone;
   // Also sums[i] = sum over k of a[i, k], [m], dtype of y; no loops.
   bool sums = false;
+  int64_t scales = 0;  // none, of a and b, or also of y: f32 in memory
 };
 
 // What a call says of a problem: the attributes of the FFI target, see
@@ -52,6 +58,7 @@ struct GemmAttributes {
   std::span<const double> alpha, beta;
   std::string_view activation, derivative;
   bool bias, aux, sums, tf32;
+  int64_t scales;
 };
 
 inline Status ParseActivation(std::string_view name, Activation* activation) {
@@ -78,8 +85,15 @@ inline Status MakeGemmProblem(const GemmAttributes& attributes,
     status = Status::Error("gemm: " + spec +
                            " does not run in place on these shapes.");
   }
+  const size_t comma = attributes.operand_type.find(',');
   if (status.ok()) {
-    status = ParseDType(attributes.operand_type, &problem->operands);
+    status = ParseDType(attributes.operand_type.substr(0, comma),
+                        &problem->operands);
+  }
+  if (status.ok() && comma != std::string_view::npos) {
+    status = ParseDType(attributes.operand_type.substr(comma + 1),
+                        &problem->b_type.emplace());
+    if (problem->plan.swapped) std::swap(problem->operands, *problem->b_type);
   }
   if (status.ok()) {
     status = ParseDType(attributes.result_type, &problem->result);
@@ -100,6 +114,7 @@ inline Status MakeGemmProblem(const GemmAttributes& attributes,
   problem->bias = attributes.bias;
   problem->aux = attributes.aux;
   problem->sums = attributes.sums;
+  problem->scales = attributes.scales;
   if (problem->aux && problem->derivative != Activation::kNone) {
     return Status::Error("gemm: aux is either written or read.");
   }
@@ -128,6 +143,9 @@ struct GemmBuffers {
   void* sums = nullptr;
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
+  const void* scale_a = nullptr;
+  const void* scale_b = nullptr;
+  const void* scale_y = nullptr;
 };
 
 }  // namespace jax_layout

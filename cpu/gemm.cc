@@ -128,6 +128,10 @@ Status RunWithoutProduct(const GemmProblem& problem, const GemmBuffers& buffers,
 Status Check(const GemmProblem& problem) {
   const bool complex =
       problem.result == DType::kC64 || problem.result == DType::kC128;
+  if (problem.scales != 0 || problem.b_type.has_value()) {
+    return Status::Error("gemm: no scales or mixed dtypes on CPUs, got " +
+                         Text(problem) + ".");
+  }
   const bool activation = problem.activation != Activation::kNone ||
                           problem.derivative != Activation::kNone;
   if (activation && (complex || problem.result == DType::kS32)) {
@@ -156,6 +160,7 @@ bool GemmSupported(DType operands, DType result) {
 }
 
 bool GemmWorthwhile(const GemmProblem& problem) {
+  if (!Check(problem).ok()) return false;
   for (const GemmMethod& method : kMethods) {
     if (method.supports(problem)) return method.worthwhile(problem);
   }

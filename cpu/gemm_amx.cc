@@ -35,6 +35,14 @@ constexpr int64_t kBlockRows = 512;
 // A left panel that is read this often is packed, though it could be read in
 // place: in L1, rows a power of two apart evict each other.
 constexpr int64_t kPackLeftCols = 128;
+// Where the right operand is streamed: a page of a row, and no more rows than
+// L1 has entries for pages. Two such blocks and the sums share L2.
+constexpr int64_t kStreamedCols = 2048;
+constexpr int64_t kStreamedK = 64;
+constexpr int64_t kStreamedMinCols = 256;
+constexpr int64_t kStreamedElements = 1 << 20;
+// Of it, worth handing to another thread, about 15 microseconds.
+constexpr int64_t kTaskElements = 64 << 10;
 // Writing around the cache pays for results of this size, but not where k is
 // so short that the tiles would wait for the stores.
 constexpr int64_t kStreamBytes = 4 << 20;
@@ -149,6 +157,32 @@ Blocks ChooseBlocks(const Roles& roles, int64_t k, int64_t steps,
   }
 }
 
+// Whether RunAmxStreamed() is faster. With more than a tile of rows that is so
+// only where the right operand comes from beyond L2.
+bool IsStreamed(const GemmProblem& problem, const Roles& roles) {
+  return !problem.plan.b.transposed && !problem.sums &&
+         roles.cols >= kStreamedMinCols &&
+         roles.rows <= (problem.plan.k * roles.cols >= kStreamedElements
+                            ? kAmxStreamedRows
+                            : kAmxTile);
+}
+
+Blocks ChooseStreamedBlocks(const Roles& roles, int64_t k, int64_t steps,
+                            int64_t threads) {
+  Blocks b;
+  b.k = kStreamedK;
+  b.rows = RoundUp(roles.rows, kAmxTile);
+  b.down = 1;
+  // Wide blocks: the fewer, the longer the pieces of rows that are read.
+  const int64_t wanted =
+      std::min(CeilDiv(threads, steps),
+               std::max<int64_t>(1, k * roles.cols / kTaskElements));
+  b.across = std::max(CeilDiv(roles.cols, kStreamedCols), wanted);
+  b.cols = RoundUp(CeilDiv(roles.cols, b.across), kAmxPanel);
+  b.across = CeilDiv(roles.cols, b.cols);
+  return b;
+}
+
 uint16_t RoundToBF16(float x) {
   uint32_t bits;
   __builtin_memcpy(&bits, &x, sizeof(bits));
@@ -179,7 +213,11 @@ Status GemmAmx(const GemmProblem& problem, const GemmBuffers& buffers,
   // Without alpha the operands are not read.
   const int64_t k = problem.alpha == 0. ? 0 : plan.k;
   const Roles roles = ChooseRoles(problem);
-  const Blocks blocks = ChooseBlocks(roles, k, steps, executor.num_threads());
+  const bool streamed = IsStreamed(problem, roles);
+  const int64_t threads = executor.num_threads();
+  const Blocks blocks = streamed
+                            ? ChooseStreamedBlocks(roles, k, steps, threads)
+                            : ChooseBlocks(roles, k, steps, threads);
   const int64_t itemsize = problem.result == DType::kBF16 ? 2 : 4;
 
   AmxBlock all = {};
@@ -213,10 +251,11 @@ Status GemmAmx(const GemmProblem& problem, const GemmBuffers& buffers,
   std::vector<float> sums(problem.sums ? plan.m : 0);
   const int64_t per_step = blocks.down * blocks.across;
   const int64_t panels = blocks.k / kAmxStep * kAmxStepBytes;
-  const int64_t right_bytes = blocks.cols / kAmxPanel * panels;
+  const int64_t right_bytes =
+      streamed ? kAmxTurns * kAmxStepBytes : blocks.cols / kAmxPanel * panels;
   const int64_t left_bytes = kAmxGroup / kAmxPanel * panels;
   const int64_t waiting_bytes =
-      blocks.k < k ? blocks.rows * blocks.cols * 4 : 0;
+      streamed || blocks.k < k ? blocks.rows * blocks.cols * 4 : 0;
   std::atomic<bool> failed = false;
 
   auto run = [&](int64_t unit) {
@@ -258,7 +297,7 @@ Status GemmAmx(const GemmProblem& problem, const GemmBuffers& buffers,
     block.packed_left = scratch + right_bytes;
     block.accumulators =
         reinterpret_cast<float*>(scratch + right_bytes + left_bytes);
-    RunAmxBlock(block);
+    streamed ? RunAmxStreamed(block) : RunAmxBlock(block);
   };
 
   const int64_t units = steps * per_step;

@@ -308,7 +308,183 @@ class KBlock {
   int64_t next_left_ = 0;
 };
 
+// Asks for the lines of a block, in the order of memory, while the one before
+// it is multiplied.
+class Lines {
+ public:
+  Lines(const uint16_t* x, int64_t ld, int64_t rows, int64_t cols)
+      : row_(x), end_(x + cols), at_(x), ld_(ld), rows_(rows) {}
+
+  void Fetch(int64_t count) {
+    for (int64_t i = 0; i < count && rows_ > 0; ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T1);
+      at_ += 32;
+      if (at_ >= end_) {
+        --rows_;
+        row_ += ld_;
+        end_ += ld_;
+        at_ = row_;
+      }
+    }
+  }
+
+ private:
+  const uint16_t *row_, *end_, *at_;
+  int64_t ld_, rows_;
+};
+
+// x[32, 32], columns contiguous, to a right panel's step, with the columns in
+// the order that InOrder() undoes: half the shuffles of Interleave().
+template <bool kWhole>
+JAX_LAYOUT_INLINE void PackStep(const uint16_t* x, int64_t ld, int64_t k,
+                                int64_t cols, char* y) {
+  const __mmask32 mask = First32(cols);
+#pragma GCC unroll 16
+  for (int p = 0; p < 16; ++p) {
+    const uint16_t* row = x + 2 * p * ld;
+    __m512i even, odd;
+    if constexpr (kWhole) {
+      even = _mm512_loadu_si512(row);
+      odd = _mm512_loadu_si512(row + ld);
+    } else {
+      even = _mm512_maskz_loadu_epi16(2 * p < k ? mask : 0, row);
+      odd = _mm512_maskz_loadu_epi16(2 * p + 1 < k ? mask : 0, row + ld);
+    }
+    _mm512_store_si512(y + 64 * p, _mm512_unpacklo_epi16(even, odd));
+    _mm512_store_si512(y + 64 * p + 1024, _mm512_unpackhi_epi16(even, odd));
+  }
+}
+
+void InOrder(float* sums, int64_t rows) {
+  const __m512i low =
+      _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  for (int64_t i = 0; i < rows; ++i) {
+    float* row = sums + i / 16 * 512 + i % 16 * 16;
+    const __m512 a = V::Load(row), b = V::Load(row + 256);
+    V::Store(row, _mm512_permutex2var_ps(a, low, b));
+    V::Store(row + 256, _mm512_permutex2var_ps(a, high, b));
+  }
+}
+
+// 16 kTiles rows by 32 columns, over a block along k. Tiles 2 t and 2 t + 1 are
+// the sums of row tile t.
+template <int kTiles>
+void MultiplyStreamed(const AmxBlock& b, const uint16_t* right, int64_t k,
+                      int64_t cols, bool add, float* sums, Lines* next) {
+  // Half of the lines that a step packs: asking for all of them is slower.
+  constexpr int64_t kLines = 16;
+  asm volatile("" ::: "memory");
+  if (add) {
+    _tile_loadd(0, sums, 64);
+    _tile_loadd(1, sums + 256, 64);
+    if constexpr (kTiles > 1) _tile_loadd(2, sums + 512, 64);
+    if constexpr (kTiles > 1) _tile_loadd(3, sums + 768, 64);
+    if constexpr (kTiles > 2) _tile_loadd(4, sums + 1024, 64);
+    if constexpr (kTiles > 2) _tile_loadd(5, sums + 1280, 64);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kTiles > 1) _tile_zero(2);
+    if constexpr (kTiles > 1) _tile_zero(3);
+    if constexpr (kTiles > 2) _tile_zero(4);
+    if constexpr (kTiles > 2) _tile_zero(5);
+  }
+  const char* left = b.packed_left;
+  const int64_t panel = b.k_block / kAmxStep * kAmxStepBytes;
+  for (int64_t s = 0; s < k; s += kAmxStep, left += kAmxStepBytes) {
+    char* packed = b.packed_right + s / kAmxStep % kAmxTurns * kAmxStepBytes;
+    const uint16_t* at = right + s * b.right.ld;
+    next->Fetch(kLines);
+    if (k - s >= kAmxStep && cols == kAmxPanel) {
+      PackStep<true>(at, b.right.ld, kAmxStep, kAmxPanel, packed);
+    } else {
+      PackStep<false>(at, b.right.ld, k - s, cols, packed);
+    }
+    asm volatile("" ::: "memory");
+    if constexpr (kTiles < 3) {
+      _tile_loadd(6, packed, 64);
+      _tile_loadd(4, left, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, packed + 1024, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      if constexpr (kTiles == 2) {
+        _tile_loadd(5, left + 1024, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    } else {
+      _tile_loadd(7, packed, 64);
+      _tile_loadd(6, left, 64);
+      _tile_dpbf16ps(0, 6, 7);
+      _tile_loadd(6, left + 1024, 64);
+      _tile_dpbf16ps(2, 6, 7);
+      _tile_loadd(6, left + panel, 64);
+      _tile_dpbf16ps(4, 6, 7);
+      _tile_loadd(7, packed + 1024, 64);
+      _tile_dpbf16ps(5, 6, 7);
+      _tile_loadd(6, left + 1024, 64);
+      _tile_dpbf16ps(3, 6, 7);
+      _tile_loadd(6, left, 64);
+      _tile_dpbf16ps(1, 6, 7);
+    }
+  }
+  _tile_stored(0, sums, 64);
+  _tile_stored(1, sums + 256, 64);
+  if constexpr (kTiles > 1) _tile_stored(2, sums + 512, 64);
+  if constexpr (kTiles > 1) _tile_stored(3, sums + 768, 64);
+  if constexpr (kTiles > 2) _tile_stored(4, sums + 1024, 64);
+  if constexpr (kTiles > 2) _tile_stored(5, sums + 1280, 64);
+  asm volatile("" ::: "memory");
+}
+
+template <int kTiles>
+void RunStreamed(const AmxBlock& b) {
+  const int64_t panel = b.k_block / kAmxStep * kAmxStepBytes;
+  int64_t k0 = 0;
+  do {
+    const int64_t k = Least(b.k_block, b.k - k0), after = b.k - k0 - k;
+    const uint16_t* right = b.right.data + k0 * b.right.ld;
+    for (int64_t i = 0; i < b.rows; i += kAmxPanel) {
+      char* to = b.packed_left + i / kAmxPanel * panel;
+      const int64_t rows = Least(kAmxPanel, b.rows - i);
+      if (b.left.k_contiguous) {
+        PackLeftAlong(b.left.data + i * b.left.ld + k0, b.left.ld, rows, k, to);
+      } else {
+        PackLeftAcross(b.left.data + k0 * b.left.ld + i, b.left.ld, rows, k, to,
+                       panel);
+      }
+    }
+    Lines next(right + k * b.right.ld, b.right.ld, Least(b.k_block, after),
+               b.cols);
+    for (int64_t j = 0; j < b.cols; j += kAmxPanel) {
+      float* sums = b.accumulators + j / kAmxPanel * kTiles * 512;
+      const int64_t cols = Least(kAmxPanel, b.cols - j);
+      MultiplyStreamed<kTiles>(b, right + j, k, cols, k0 > 0, sums, &next);
+      if (after == 0) {
+        InOrder(sums, b.rows);
+        FinishPanel(b, sums, 0, j, b.rows, cols);
+      }
+    }
+    k0 += k;
+  } while (k0 < b.k);
+}
+
 }  // namespace
+
+void RunAmxStreamed(const AmxBlock& block) {
+  const TileConfig config;
+  _tile_loadconfig(&config);
+  if (block.rows <= kAmxTile) {
+    RunStreamed<1>(block);
+  } else if (block.rows <= 2 * kAmxTile) {
+    RunStreamed<2>(block);
+  } else {
+    RunStreamed<3>(block);
+  }
+  _tile_release();
+  if (block.stream) _mm_sfence();
+}
 
 void RunAmxBlock(const AmxBlock& block) {
   const TileConfig config;

@@ -33,6 +33,10 @@ constexpr int64_t kAmxStep = 32;         // along k
 constexpr int64_t kAmxStepBytes = 2048;  // of a panel
 // Rows of the left operand that are packed at a time.
 constexpr int64_t kAmxGroup = 128;
+// RunAmxStreamed(): three tiles of rows, whose sums are in six of eight. Steps
+// are packed in turn, so that tiles do not load what was only just stored.
+constexpr int64_t kAmxStreamedRows = 48;
+constexpr int64_t kAmxTurns = 4;
 
 struct AmxOperand {
   const uint16_t* data;  // at the block's first row (column) and k = 0
@@ -51,13 +55,20 @@ struct AmxBlock {
   bool result_is_plain;  // bf16, with nothing to do but round
   GemmEpilogue epilogue;
   float* row_sums;  // of the left operand, one per row, or null
-  // Scratch, aligned to lines: AmxScratch() says how much.
+  // Scratch, aligned to lines; see GemmAmx() for how much.
   char *packed_right, *packed_left;
   float* accumulators;
 };
 
 // Sets the tiles up for this thread, runs, and gives the tiles back.
 void RunAmxBlock(const AmxBlock& block);
+
+// The same for at most kAmxStreamedRows rows, and a right operand whose columns
+// are contiguous and which is most of what is read: while 32 of its columns at
+// a time are packed into L1 and multiplied, its next k_block rows come from
+// memory in their order. The sums wait even if k is a single block; no
+// row_sums.
+void RunAmxStreamed(const AmxBlock& block);
 
 }  // namespace jax_layout
 

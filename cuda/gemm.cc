@@ -10,6 +10,8 @@
 #include <mutex>
 #include <optional>
 
+#include "cuda/gemm_tuning.h"
+
 namespace jax_layout {
 namespace {
 
@@ -48,6 +50,8 @@ std::string Describe(const GemmProblem& problem) {
       "m=" + std::to_string(plan.m) + ", n=" + std::to_string(plan.n) +
       ", k=" + std::to_string(plan.k) + " of " + Info(problem.operands).name +
       " to " + Info(problem.result).name;
+  if (problem.b_type) text += ", b " + std::string(Info(*problem.b_type).name);
+  if (problem.scales != 0) text += ", scaled";
   if (plan.a.transposed) text += ", a transposed";
   if (plan.b.transposed) text += ", b transposed";
   if (plan.Steps() != 1) text += ", " + std::to_string(plan.Steps()) + " times";
@@ -68,23 +72,32 @@ bool IsComplex(DType type) {
   return type == DType::kC64 || type == DType::kC128;
 }
 
+bool IsFp8(DType type) {
+  return type == DType::kF8E4M3 || type == DType::kF8E5M2;
+}
+
 // Whether cuBLASLt makes such results of such operands.
-bool HasTypes(DType operands, DType result) {
-  switch (operands) {
+bool HasTypes(const GemmProblem& problem) {
+  const DType a = problem.operands, b = problem.b_type.value_or(a);
+  const DType result = problem.result;
+  if (a != b && !(IsFp8(a) && IsFp8(b))) return false;
+  switch (a) {
     case DType::kF32:
     case DType::kF64:
     case DType::kC64:
     case DType::kC128:
-      return result == operands;
+      return result == a;
     case DType::kBF16:
     case DType::kF16:
-      return result == operands || result == DType::kF32;
+      return result == a || result == DType::kF32;
     case DType::kF8E4M3:
+    case DType::kF8E5M2:
+      if (a == b && a == DType::kF8E5M2) return false;
       return result == DType::kBF16 || result == DType::kF16 ||
-             result == DType::kF32;
+             result == DType::kF32 || result == DType::kF8E4M3 ||
+             (result == DType::kF8E5M2 && a != b);
     case DType::kS8:
       return result == DType::kS32;
-    case DType::kF8E5M2:  // never on both sides
     case DType::kS32:
       return false;
   }
@@ -97,7 +110,7 @@ bool IsInt32(std::complex<double> x) {
          x.real() <= std::numeric_limits<int32_t>::max();
 }
 
-// e4m3 wants 16 bytes everywhere; a lone row's stride is never used.
+// 8-bit floats want 16 bytes everywhere; a lone row's stride is never used.
 bool HasFp8Layout(const GemmProblem& problem) {
   const GemmPlan& plan = problem.plan;
   const int64_t bytes = Info(problem.result).bytes;
@@ -124,13 +137,23 @@ std::string Refusal(const GemmProblem& problem) {
   const GemmPlan& plan = problem.plan;
   const bool activation = problem.activation != Activation::kNone;
   const bool derivative = problem.derivative != Activation::kNone;
-  if (!HasTypes(problem.operands, problem.result)) {
+  if (!HasTypes(problem)) {
     return "has no such product";
   }
-  if (problem.operands == DType::kF8E4M3 && plan.k != 0 &&
-      !HasFp8Layout(problem)) {
+  if (IsFp8(problem.operands) && plan.k != 0 && !HasFp8Layout(problem)) {
     return "needs k contiguous in both operands of 8-bit floats, and "
            "multiples of 16 bytes";
+  }
+  if (problem.scales != 0 && !IsFp8(problem.operands)) {
+    return "has scales of 8-bit floats alone";
+  }
+  if (problem.scales == 3 && !IsFp8(problem.result)) {
+    return "scales results of 8-bit floats alone";
+  }
+  if (IsFp8(problem.result) &&
+      (problem.beta != 0. || problem.bias || activation || derivative ||
+       problem.aux || problem.sums)) {
+    return "makes 8-bit floats of the product alone";
   }
   if (!IsComplex(problem.result) &&
       (problem.alpha.imag() != 0 || problem.beta.imag() != 0)) {
@@ -145,7 +168,7 @@ std::string Refusal(const GemmProblem& problem) {
       (IsComplex(problem.result) || problem.result == DType::kS32)) {
     return "has nothing but the product for integers and complex numbers";
   }
-  if (problem.bias && problem.operands == DType::kF8E4M3 &&
+  if (problem.bias && IsFp8(problem.operands) &&
       problem.result == DType::kF32) {
     return "has no float32 bias for 8-bit floats";
   }
@@ -293,14 +316,17 @@ struct Launch {
   lt::Handle handle = nullptr;
   lt::MatmulDesc operation = nullptr;
   lt::Layout a = nullptr, b = nullptr, y = nullptr;
+  lt::Layout c = nullptr;  // of an 8-bit result, which has no addend; else y
   lt::Algorithm algorithm = {};
-  std::mutex pointers;  // held while those in `operation` count
+  bool provisional = false;  // the first of several, which were not timed
+  std::mutex pointers;       // held while those in `operation` count
 
   Launch() = default;
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
   ~Launch() {
-    for (lt::Layout layout : {a, b, y}) {
+    if (c == y) c = nullptr;
+    for (lt::Layout layout : {a, b, c, y}) {
       if (layout != nullptr) library->MatrixLayoutDestroy(layout);
     }
     if (operation != nullptr) library->MatmulDescDestroy(operation);
@@ -366,7 +392,8 @@ const void* Vector(const GemmBuffers& buffers) {
 }
 
 void SetPointers(const lt::Library& library, const void* vector,
-                 const void* aux, lt::MatmulDesc operation, Calls* calls) {
+                 const void* aux, const GemmBuffers& scales,
+                 lt::MatmulDesc operation, Calls* calls) {
   const auto set = [&](lt::MatmulDescAttribute attribute, const void* pointer) {
     (*calls)("cublasLtMatmulDescSetAttribute",
              library.MatmulDescSetAttribute(operation, attribute, &pointer,
@@ -374,11 +401,200 @@ void SetPointers(const lt::Library& library, const void* vector,
   };
   if (vector != nullptr) set(lt::kBiasPointer, vector);
   if (aux != nullptr) set(lt::kAuxPointer, aux);
+  // The library's first operand is b.
+  if (scales.scale_a != nullptr) set(lt::kScaleB, scales.scale_a);
+  if (scales.scale_b != nullptr) set(lt::kScaleA, scales.scale_b);
+  if (scales.scale_y != nullptr) set(lt::kScaleD, scales.scale_y);
+}
+
+Status Enqueue(const GemmKernel& kernel, const GemmBuffers& buffers,
+               Launch* launch, cudaStream_t stream) {
+  const lt::Library& library = *launch->library;
+  Calls calls;
+  // The epilogue's buffers are part of the descriptor. A thread that finds it
+  // in use waits for a launch on the same device, as it would in the driver.
+  std::unique_lock lock(launch->pointers, std::defer_lock);
+  if (Vector(buffers) != nullptr || buffers.aux != nullptr ||
+      buffers.scale_a != nullptr) {
+    lock.lock();
+    SetPointers(library, Vector(buffers), buffers.aux, buffers,
+                launch->operation, &calls);
+  }
+  calls("cublasLtMatmul",
+        library.Matmul(launch->handle, launch->operation, kernel.alpha.data(),
+                       buffers.b, launch->b, buffers.a, launch->a,
+                       kernel.beta.data(),
+                       launch->c == launch->y ? buffers.y : nullptr, launch->c,
+                       buffers.y, launch->y, &launch->algorithm,
+                       buffers.workspace, launch->key.workspace_bytes, stream));
+  return calls.Finish(library, kernel);
+}
+
+// What a choice holds for: the problem, all of the key but the device's number,
+// the device and the library.
+Status ChoiceName(const GemmKernel& kernel, const Launch& launch,
+                  std::string* name) {
+  const GemmPlan& plan = kernel.problem.plan;
+  const LaunchKey& key = launch.key;
+  cudaDeviceProp device;
+  Status status = CudaStatus(cudaGetDeviceProperties(&device, key.device));
+  *name = std::string(device.name) + ", cuBLASLt " +
+          std::to_string(launch.library->GetVersion()) + ": " + kernel.text;
+  const auto add = [&](const char* what,
+                       std::initializer_list<int64_t> values) {
+    *name += what;
+    for (int64_t value : values) *name += " " + std::to_string(value);
+  };
+  add("; compute", {kernel.compute});
+  add("; ld", {plan.a.ld, plan.b.ld, plan.y.ld});
+  add("; batch", {key.batch});
+  if (key.batch > 1) {
+    const GemmLoop& batch = kernel.batch;
+    add(" by", {batch.a_stride, batch.b_stride, batch.y_stride});
+  }
+  add("; aligned to", {key.a, key.b, key.y, key.vector, key.aux});
+  add("; workspace", {key.workspace_bytes});
+  return status;
+}
+
+// Memory on the device and two events, for as long as candidates are timed.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() {
+    for (void* memory : memory_) cudaFree(memory);
+    for (cudaEvent_t event : events_) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
+  }
+
+  Status Allocate(int64_t bytes, void** to) {
+    Status status = CudaStatus(cudaMalloc(to, bytes));
+    if (status.ok()) memory_.push_back(*to);
+    return status;
+  }
+
+  // The milliseconds that what `enqueue` does takes on a stream.
+  template <typename Enqueue>
+  Status Time(cudaStream_t stream, const Enqueue& enqueue, float* elapsed) {
+    cudaError_t error = cudaSuccess;
+    for (cudaEvent_t& event : events_) {
+      if (!error && event == nullptr) error = cudaEventCreate(&event);
+    }
+    if (!error) error = cudaEventRecord(events_[0], stream);
+    if (error) return CudaStatus(error);
+    Status status = enqueue();
+    if (!status.ok()) return status;
+    error = cudaEventRecord(events_[1], stream);
+    if (!error) error = cudaEventSynchronize(events_[1]);
+    if (!error) {
+      error = cudaEventElapsedTime(elapsed, events_[0], events_[1]);
+    }
+    return CudaStatus(error);
+  }
+
+ private:
+  std::vector<void*> memory_;
+  cudaEvent_t events_[2] = {nullptr, nullptr};
+};
+
+// The fastest of `count` algorithms, in launch->algorithm. They read this
+// call's operands, on its stream, and write to scratch. One that fails is left
+// out.
+Status TimeAlgorithms(const GemmKernel& kernel, GemmBuffers buffers,
+                      const lt::HeuristicResult* results, int count,
+                      cudaStream_t stream, Launch* launch) {
+  constexpr int kRounds = 5;  // the first warms up
+  const GemmProblem& problem = kernel.problem;
+  const GemmPlan& plan = problem.plan;
+  const int64_t bytes = Info(problem.result).bytes;
+  const int64_t size = ((launch->key.batch - 1) * kernel.batch.y_stride +
+                        (plan.m - 1) * plan.y.ld + plan.n) *
+                       bytes;
+  Scratch scratch;
+  Status status = scratch.Allocate(size, &buffers.y);
+  if (status.ok() && problem.aux) status = scratch.Allocate(size, &buffers.aux);
+  if (status.ok() && problem.sums) {
+    status = scratch.Allocate(plan.m * bytes, &buffers.sums);
+  }
+  std::vector<float> least(count, std::numeric_limits<float>::infinity());
+  for (int round = 0; status.ok() && round < kRounds; ++round) {
+    for (int i = 0; status.ok() && i < count; ++i) {
+      if (results[i].state != lt::kSuccess) continue;
+      launch->algorithm = results[i].algorithm;
+      Status launched;
+      float elapsed = 0;
+      status = scratch.Time(
+          stream,
+          [&] {
+            launched = Enqueue(kernel, buffers, launch, stream);
+            return Status::Ok();
+          },
+          &elapsed);
+      if (launched.ok() && round > 0) least[i] = std::min(least[i], elapsed);
+    }
+  }
+  if (!status.ok()) return status;
+  const auto best = std::min_element(least.begin(), least.end());
+  launch->algorithm = results[best - least.begin()].algorithm;
+  return status;
+}
+
+bool IsCaptured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
+         status != cudaStreamCaptureStatusNone;
+}
+
+// The choice that is known, the fastest, or the heuristic's first.
+Status ChooseAlgorithm(const GemmKernel& kernel, const GemmBuffers& buffers,
+                       lt::Preference preference, cudaStream_t stream,
+                       Launch* launch) {
+  const lt::Library& library = *launch->library;
+  const bool tuned = GemmsTuned();
+  std::string name;
+  Status status;
+  if (tuned) status = ChoiceName(kernel, *launch, &name);
+  if (!status.ok()) return status;
+  lt::HeuristicResult checked = {};
+  if (tuned && FindGemmChoice(name, &launch->algorithm) &&
+      library.MatmulAlgoCheck(launch->handle, launch->operation, launch->b,
+                              launch->a, launch->c, launch->y,
+                              &launch->algorithm, &checked) == lt::kSuccess &&
+      checked.workspace_bytes <=
+          static_cast<size_t>(launch->key.workspace_bytes)) {
+    return Status::Ok();
+  }
+  int candidates = GemmCandidates();
+  if (candidates > 1 && IsCaptured(stream)) {  // what is captured does not run
+    candidates = 1;
+    launch->provisional = true;
+  }
+  std::vector<lt::HeuristicResult> results(candidates);
+  int returned = 0;
+  Calls calls;
+  calls("cublasLtMatmulAlgoGetHeuristic",
+        library.MatmulAlgoGetHeuristic(
+            launch->handle, launch->operation, launch->b, launch->a, launch->c,
+            launch->y, preference, candidates, results.data(), &returned));
+  if (calls.ok() && returned == 0) {
+    return Status::Error("gemm: cuBLASLt has no algorithm for " + kernel.text +
+                         ".");
+  }
+  calls("cublasLtMatmulAlgoGetHeuristic", results[0].state);
+  if (!calls.ok()) return calls.Finish(library, kernel);
+  launch->algorithm = results[0].algorithm;
+  if (candidates == 1) return status;
+  status =
+      TimeAlgorithms(kernel, buffers, results.data(), returned, stream, launch);
+  return status.ok() ? KeepGemmChoice(name, launch->algorithm) : status;
 }
 
 // Fills in all but the key.
 Status MakeLaunch(const GemmKernel& kernel, const GemmBuffers& buffers,
-                  Launch* launch) {
+                  cudaStream_t stream, Launch* launch) {
   const GemmProblem& problem = kernel.problem;
   const GemmPlan& plan = problem.plan;
   const LaunchKey& key = launch->key;
@@ -428,9 +644,11 @@ Status MakeLaunch(const GemmKernel& kernel, const GemmBuffers& buffers,
   // The heuristic takes from them what alignment it may count on.
   if (calls.ok()) {
     SetPointers(library, Example(Vector(buffers), key.vector),
-                Example(buffers.aux, key.aux), launch->operation, &calls);
+                Example(buffers.aux, key.aux), buffers, launch->operation,
+                &calls);
   }
-  lay_out(&launch->b, problem.operands, plan.b.transposed ? plan.k : plan.n,
+  lay_out(&launch->b, problem.b_type.value_or(problem.operands),
+          plan.b.transposed ? plan.k : plan.n,
           plan.b.transposed ? plan.n : plan.k, plan.b.ld,
           kernel.batch.b_stride);
   lay_out(&launch->a, problem.operands, plan.a.transposed ? plan.m : plan.k,
@@ -438,6 +656,13 @@ Status MakeLaunch(const GemmKernel& kernel, const GemmBuffers& buffers,
           kernel.batch.a_stride);
   lay_out(&launch->y, problem.result, plan.n, plan.m, plan.y.ld,
           kernel.batch.y_stride);
+
+  launch->c = launch->y;
+  if (IsFp8(problem.result)) {
+    launch->c = nullptr;
+    lay_out(&launch->c, DType::kBF16, plan.n, plan.m, plan.y.ld,
+            kernel.batch.y_stride);
+  }
 
   lt::Preference preference = nullptr;
   if (calls.ok()) {
@@ -456,43 +681,11 @@ Status MakeLaunch(const GemmKernel& kernel, const GemmBuffers& buffers,
   prefer(lt::kMinAlignmentB, key.a);
   prefer(lt::kMinAlignmentC, key.y);
   prefer(lt::kMinAlignmentD, key.y);
-  lt::HeuristicResult result = {};
-  int returned = 0;
   if (calls.ok()) {
-    calls("cublasLtMatmulAlgoGetHeuristic",
-          library.MatmulAlgoGetHeuristic(
-              launch->handle, launch->operation, launch->b, launch->a,
-              launch->y, launch->y, preference, 1, &result, &returned));
+    status = ChooseAlgorithm(kernel, buffers, preference, stream, launch);
   }
   if (preference != nullptr) library.MatmulPreferenceDestroy(preference);
-  if (calls.ok() && returned == 0) {
-    return Status::Error("gemm: cuBLASLt has no algorithm for " + kernel.text +
-                         ".");
-  }
-  calls("cublasLtMatmulAlgoGetHeuristic", result.state);
-  launch->algorithm = result.algorithm;
-  return calls.Finish(library, kernel);
-}
-
-Status Enqueue(const GemmKernel& kernel, const GemmBuffers& buffers,
-               Launch* launch, cudaStream_t stream) {
-  const lt::Library& library = *launch->library;
-  Calls calls;
-  // The epilogue's buffers are part of the descriptor. A thread that finds it
-  // in use waits for a launch on the same device, as it would in the driver.
-  std::unique_lock lock(launch->pointers, std::defer_lock);
-  if (Vector(buffers) != nullptr || buffers.aux != nullptr) {
-    lock.lock();
-    SetPointers(library, Vector(buffers), buffers.aux, launch->operation,
-                &calls);
-  }
-  calls("cublasLtMatmul",
-        library.Matmul(launch->handle, launch->operation, kernel.alpha.data(),
-                       buffers.b, launch->b, buffers.a, launch->a,
-                       kernel.beta.data(), buffers.y, launch->y, buffers.y,
-                       launch->y, &launch->algorithm, buffers.workspace,
-                       launch->key.workspace_bytes, stream));
-  return calls.Finish(library, kernel);
+  return calls.ok() ? status : calls.Finish(library, kernel);
 }
 
 // Of a problem without a product.
@@ -520,11 +713,11 @@ class GemmLaunches {
  public:
   // Makes the launch if there is none; then `relaxed` is set.
   Status Find(const GemmKernel& kernel, const GemmBuffers& buffers,
-              const LaunchKey& key, Launch** launch,
+              const LaunchKey& key, cudaStream_t stream, Launch** launch,
               std::optional<RelaxedCapture>* relaxed) {
     std::lock_guard lock(mutex_);
     for (Launch& known : launches_) {
-      if (known.key == key) {
+      if (known.key == key && (!known.provisional || IsCaptured(stream))) {
         *launch = &known;
         return Status::Ok();
       }
@@ -532,7 +725,7 @@ class GemmLaunches {
     relaxed->emplace();
     Launch& made = launches_.emplace_front();
     made.key = key;
-    Status status = MakeLaunch(kernel, buffers, &made);
+    Status status = MakeLaunch(kernel, buffers, stream, &made);
     if (!status.ok()) launches_.pop_front();
     *launch = &made;
     return status;
@@ -637,10 +830,12 @@ Status Gemm(const GemmKernel& kernel, const GemmBuffers& given,
   Launch *piece = nullptr, *rest = nullptr;
   const int64_t extent = kernel.batch.extent;
   key.batch = kernel.piece;
-  status = kernel.launches->Find(kernel, buffers, key, &piece, &relaxed);
+  status =
+      kernel.launches->Find(kernel, buffers, key, stream, &piece, &relaxed);
   if (status.ok() && extent % kernel.piece != 0) {
     key.batch = extent % kernel.piece;
-    status = kernel.launches->Find(kernel, buffers, key, &rest, &relaxed);
+    status =
+        kernel.launches->Find(kernel, buffers, key, stream, &rest, &relaxed);
   }
 
   int64_t steps = 1;

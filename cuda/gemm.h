@@ -7,13 +7,15 @@
 // What ChooseGemmKernel refuses, since cuBLASLt computes something else or
 // nothing there:
 //   dtypes       other than f32 -> f32, f64 -> f64, bf16 -> bf16 f32, f16 ->
-//                f16 f32, e4m3 -> bf16 f16 f32, s8 -> s32, c64, c128
-//   e4m3         other than a contiguous along k and b too (mk,nk->mn), with k,
+//                f16 f32, e4m3 -> bf16 f16 f32 e4m3, s8 -> s32, c64, c128;
+//                e4m3 with e5m2 also -> e5m2
+//   8-bit floats other than a contiguous along k and b too (mk,nk->mn), with k,
 //                every stride and the rows of y multiples of 16 bytes
 //   alpha, beta  fractional for s32, complex for real types
 //   bias, activation, derivative, aux, sums
 //                of s32 and complex results
-//   bias         of f32 results of e4m3; with a derivative
+//   bias         of f32 results of 8-bit floats; with a derivative
+//   scales       of other than 8-bit floats; anything but the product in them
 //   aux          but for Gelu, and where rows of y and steps of the batch are
 //                not multiples of 8 elements apart; relu's is a mask of bits
 //   derivative   of relu; of an activation's result
@@ -76,7 +78,10 @@ Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel);
 
 // Enqueues the GEMM. Neither allocates on the device nor waits for it. The
 // first call per device, alignment and workspace runs the heuristic, which does
-// not touch the stream and is allowed while the stream is captured.
+// not touch the stream and is allowed while the stream is captured. Where
+// TuneGemms() asks for it, that call allocates, times candidates and waits,
+// unless the stream is captured; then the first candidate serves until a call
+// that is not.
 Status Gemm(const GemmKernel& kernel, const GemmBuffers& buffers,
             cudaStream_t stream);
 

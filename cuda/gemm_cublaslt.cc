@@ -24,6 +24,7 @@ Status Open(const char* path, Library* library) {
   };
   find("cublasLtCreate", &library->Create);
   find("cublasLtGetStatusName", &library->GetStatusName);
+  find("cublasLtGetVersion", &library->GetVersion);
   find("cublasLtMatmulDescCreate", &library->MatmulDescCreate);
   find("cublasLtMatmulDescDestroy", &library->MatmulDescDestroy);
   find("cublasLtMatmulDescSetAttribute", &library->MatmulDescSetAttribute);
@@ -35,6 +36,7 @@ Status Open(const char* path, Library* library) {
   find("cublasLtMatmulPreferenceSetAttribute",
        &library->MatmulPreferenceSetAttribute);
   find("cublasLtMatmulAlgoGetHeuristic", &library->MatmulAlgoGetHeuristic);
+  find("cublasLtMatmulAlgoCheck", &library->MatmulAlgoCheck);
   find("cublasLtMatmul", &library->Matmul);
   if (!missing.empty()) {
     return Status::Error("gemm: " + std::string(path) + " has no " + missing +

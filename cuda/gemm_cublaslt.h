@@ -67,6 +67,9 @@ enum MatmulDescAttribute : int {  // cublasLtMatmulDescAttributes_t
   kAuxPointer = 11,               // void*
   kAuxLd = 12,                    // int64_t
   kAuxBatchStride = 13,           // int64_t
+  kScaleA = 17,                   // float*, and so are the next two
+  kScaleB = 18,
+  kScaleD = 20,
 };
 
 enum LayoutAttribute : int {  // cublasLtMatrixLayoutAttribute_t
@@ -102,6 +105,7 @@ struct HeuristicResult {  // cublasLtMatmulHeuristicResult_t
 struct Library {
   Result (*Create)(Handle*);
   const char* (*GetStatusName)(Result);
+  size_t (*GetVersion)();
   Result (*MatmulDescCreate)(MatmulDesc*, ComputeType, DataType scale);
   Result (*MatmulDescDestroy)(MatmulDesc);
   Result (*MatmulDescSetAttribute)(MatmulDesc, MatmulDescAttribute, const void*,
@@ -119,6 +123,8 @@ struct Library {
                                    Layout c, Layout d, Preference,
                                    int requested, HeuristicResult*,
                                    int* returned);
+  Result (*MatmulAlgoCheck)(Handle, MatmulDesc, Layout a, Layout b, Layout c,
+                            Layout d, const Algorithm*, HeuristicResult*);
   Result (*Matmul)(Handle, MatmulDesc, const void* alpha, const void* a, Layout,
                    const void* b, Layout, const void* beta, const void* c,
                    Layout, void* d, Layout, const Algorithm*, void* workspace,

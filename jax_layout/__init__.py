@@ -12,7 +12,7 @@ from importlib.metadata import version as _version
 from jax_layout.einsum import dot_general, einsum, tensordot
 from jax_layout.explain import explain
 from jax_layout.geam import geam
-from jax_layout.gemm import GemmPlan, explain_gemm, save_gemms
+from jax_layout.gemm import GemmPlan, explain_gemm, save_gemms, tune_gemms
 from jax_layout.linear import linear
 from jax_layout.matmul import (
     addbmm,
@@ -92,6 +92,7 @@ __all__ = [
     "swapaxes",
     "tensordot",
     "transpose",
+    "tune_gemms",
     "with_memory_format",
     "zeros_like",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -218,6 +219,43 @@ def explain_gemm(
     )
 
 
+def tune_gemms(path: str | os.PathLike[str] | None = None, candidates: int = 8) -> None:
+    """Says how cuBLASLt's algorithms are chosen from now on, in this process.
+
+    Without it every product uses the first that cuBLASLt's heuristic names. With it,
+    the first call of a product times the heuristic's best `candidates` on its device,
+    and keeps the fastest. Algorithms differ in the order of their sums, so that other
+    choices give other last bits: a file makes them repeat from run to run, and
+    `candidates=1` never times anything, so that results are those of the file, or
+    of the heuristic's first.
+
+    What a CUDA graph captures cannot be timed there: call the product once on its
+    own. Products that have run already keep their choice. Products on CPUs are not
+    affected.
+
+    Args:
+      path: of a JSON file that holds a choice for each product, device and version
+        of cuBLASLt; read now if it exists, and written when a choice is made. None
+        keeps them in memory.
+      candidates: how many to time; 1 for none.
+
+    Raises:
+      ValueError: if candidates is less than 1, the file has other contents, or
+        cannot be written.
+
+    Source: `cublasLtMatmulAlgoGetHeuristic` in the cuBLAS manual.
+
+    >>> tune_gemms(candidates=1)
+    """
+    if candidates < 1:
+        raise ValueError(
+            f"tune_gemms: candidates must be at least 1, got {candidates}."
+        )
+    native = _backends.module("cuda")
+    if native is not None:
+        native.tune_gemms("" if path is None else os.fspath(path), candidates)
+
+
 # --- the primitive
 
 
@@ -270,10 +308,14 @@ def gemm_kernel(
     bias: bool = False,
     aux: bool = False,
     sums: bool = False,
+    scales: int = 0,
 ) -> Kernel | None:
     """The FFI call for a product (core/gemm_ffi.cc); None where lax serves better."""
     tf32 = _tf32(a.dtype, dtype, precision)
-    if a.dtype != b.dtype or a.size == 0 or b.size == 0 or tf32 is None:
+    if a.size == 0 or b.size == 0 or tf32 is None:
+        return None
+    alike = a.dtype == b.dtype
+    if not alike and not scales:
         return None
     plan = _plan(spec, a.shape, b.shape)
     if plan is None:
@@ -287,7 +329,7 @@ def gemm_kernel(
         "spec": spec,
         "a_shape": np.array(a.shape, np.int64),
         "b_shape": np.array(b.shape, np.int64),
-        "operand_type": a.dtype.name,
+        "operand_type": a.dtype.name + ("" if alike else f",{b.dtype.name}"),
         "result_type": dtype.name,
         "alpha": np.array([alpha.real, alpha.imag], np.float64),
         "beta": np.array([beta.real, beta.imag], np.float64),
@@ -297,6 +339,7 @@ def gemm_kernel(
         "aux": aux,
         "sums": sums,
         "tf32": tf32,
+        "scales": scales,
     }
     if not _backends.runs_gemm(platform, problem):
         return None
@@ -473,6 +516,7 @@ def save_gemms(prim: Any, *_: Any, **params: Any) -> bool:
     >>> f = jax.checkpoint(lambda x, w: jnp.sin(contract(x, w, "mk,kn->mn")),
     ...                    policy=save_gemms)
     """
-    return prim.name in ("gemm", "linear") or jax.checkpoint_policies.dots_saveable(
+    names = ("gemm", "linear", "scaled_gemm")
+    return prim.name in names or jax.checkpoint_policies.dots_saveable(
         prim, *_, **params
     )

@@ -16,6 +16,7 @@ from jax_layout import _compat
 from jax_layout.einsum import promoted
 from jax_layout.gemm import accumulator, contract
 from jax_layout.linear import activate, biased_product, check_activation
+from jax_layout.scaled_gemm import is_float8, rounded, scaled_product
 
 Scalar = ArrayLike
 Transpose = bool | Literal["conjugate"]
@@ -32,6 +33,9 @@ def gemm(
     transpose_b: Transpose = False,
     bias: ArrayLike | None = None,
     activation: str | None = None,
+    scale_a: ArrayLike | None = None,
+    scale_b: ArrayLike | None = None,
+    scale_result: ArrayLike | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
 ) -> Array:
@@ -54,6 +58,11 @@ def gemm(
       transpose_b: the same for b.
       bias: shape `(n,)`, dtype of the result.
       activation: None, "relu" or "gelu" (the tanh approximation).
+      scale_a: for a of float8_e4m3fn or float8_e5m2: float32 of shape `()`, by which
+        a is multiplied. With any of the scales, b may be of the other 8-bit dtype.
+      scale_b: the same for b.
+      scale_result: the same for the result, before it is rounded; a result of 8-bit
+        floats is bounded by the largest of them.
       precision: as in `jax.lax.dot_general`. Below HIGHEST, a GPU may round
         float32 to TF32.
       preferred_element_type: dtype of the result; `a`'s if left out.
@@ -62,7 +71,8 @@ def gemm(
       shape `(..., m, n)`.
 
     Raises:
-      TypeError: if dtypes differ, or alpha or beta do not fit an integer dtype.
+      TypeError: if dtypes differ, alpha or beta do not fit an integer dtype, or
+        scales are given for other than 8-bit floats.
       ValueError: if shapes do not fit, or the activation is unknown.
 
     Source: BLAS (Dongarra et al., 1990), `cublasLtMatmul` in the cuBLAS manual.
@@ -95,6 +105,7 @@ def gemm(
         beta,
         bias=bias,
         activation=activation,
+        scales=(scale_a, scale_b, scale_result),
         precision=precision,
         dtype=preferred_element_type,
     )
@@ -352,11 +363,17 @@ def _product(
     *,
     bias: Any = None,
     activation: str | None = None,
+    scales: tuple[Any, Any, Any] = (None, None, None),
     precision: Any = None,
     dtype: Any = None,
 ) -> Array:
     (a_name, a), (b_name, b) = first, second
-    if a.dtype != b.dtype:
+    scaled = any(scale is not None for scale in scales)
+    if scaled and not (is_float8(a.dtype) and is_float8(b.dtype)):
+        raise TypeError(
+            f"{name}: scales are for 8-bit floats, got {a.dtype} and {b.dtype}."
+        )
+    if a.dtype != b.dtype and not scaled:
         raise TypeError(
             f"{name}: expected {a_name} and {b_name} to have the same dtype, "
             f"got {a.dtype} and {b.dtype}."
@@ -385,6 +402,22 @@ def _product(
     beta = scalar(name, "beta", beta, dtype)
     precision = _compat.canonical_precision(precision)
     wide = accumulator(dtype)
+    if scaled:
+        scale_a, scale_b, scale_result = (_scale(name, s) for s in scales)
+        if not _is(alpha, 1):
+            scale_a = scale_a * alpha
+        if _is(alpha, 0):  # a and b are not read
+            a, b = jnp.zeros_like(a), jnp.zeros_like(b)
+        if c is None and bias is None and activation is None:
+            last = None if scales[2] is None else scale_result
+            return scaled_product(a, b, scale_a, scale_b, last, spec, dtype)
+        float32 = np.dtype(np.float32)
+        out = scaled_product(a, b, scale_a, scale_b, None, spec, float32)
+        if c is not None and not _is(beta, 0):
+            out = out + beta * c.astype(float32)
+        if bias is not None:
+            out = out + bias.astype(float32)
+        return rounded(activate(out, activation) * scale_result, dtype)
 
     if c is None and _is(alpha, 1) and (bias is not None or activation is not None):
         return biased_product(
@@ -409,6 +442,18 @@ def _product(
     if bias is not None:
         out = out + bias.astype(wide)
     return activate(out, activation).astype(dtype)
+
+
+def _scale(name: str, scale: Any) -> Array:
+    if scale is None:
+        return jnp.ones((), jnp.float32)
+    (scale,) = arrays(name, scale=scale)
+    if scale.shape != () or scale.dtype != jnp.float32:
+        raise TypeError(
+            f"{name}: scales must be float32 of shape (), "
+            f"got {scale.dtype} of shape {scale.shape}."
+        )
+    return scale
 
 
 def _is(scalar: Any, value: int) -> bool:

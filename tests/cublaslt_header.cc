@@ -46,6 +46,9 @@ SAME(lt::kBiasPointer, CUBLASLT_MATMUL_DESC_BIAS_POINTER);
 SAME(lt::kAuxPointer, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER);
 SAME(lt::kAuxLd, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD);
 SAME(lt::kAuxBatchStride, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE);
+SAME(lt::kScaleA, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER);
+SAME(lt::kScaleB, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+SAME(lt::kScaleD, CUBLASLT_MATMUL_DESC_D_SCALE_POINTER);
 SAME(lt::kBatchCount, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT);
 SAME(lt::kBatchStride, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET);
 SAME(lt::kMaxWorkspaceBytes, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
@@ -81,6 +84,7 @@ struct Alike<R (*)(Ours...), S (*)(Theirs...)> {
 
 ALIKE(Create);
 ALIKE(GetStatusName);
+ALIKE(GetVersion);
 ALIKE(MatmulDescCreate);
 ALIKE(MatmulDescDestroy);
 ALIKE(MatmulDescSetAttribute);
@@ -91,4 +95,5 @@ ALIKE(MatmulPreferenceCreate);
 ALIKE(MatmulPreferenceDestroy);
 ALIKE(MatmulPreferenceSetAttribute);
 ALIKE(MatmulAlgoGetHeuristic);
+ALIKE(MatmulAlgoCheck);
 ALIKE(Matmul);

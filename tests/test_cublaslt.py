@@ -9,6 +9,7 @@ this file once more in a subprocess (test_everything_again_with_sanitizers).
 import ctypes
 import importlib.util
 import itertools
+import json
 import os
 import pathlib
 import subprocess
@@ -43,6 +44,7 @@ ACTIVATIONS = ("none", "relu", "gelu")
 DEFAULT, RELU, BIAS, GELU, GELU_AUX, GELU_AUX_BIAS = 1, 2, 4, 32, 160, 164
 DGELU, BGRADB = 192, 512
 WORKSPACE = 1 << 16
+CUDA_SOURCES = [f"cuda/gemm{part}.cc" for part in ("", "_cublaslt", "_tuning")]
 
 # A contraction, and the shapes of its operands: odd ones, then such as 8-bit
 # types want.
@@ -98,7 +100,7 @@ class Problem(ctypes.Structure):
         + [
             (n, ctypes.c_int)
             for n in "a_rank b_rank operands result tf32 bias activation aux "
-            "derivative sums".split()
+            "derivative sums b_type scales".split()
         ]
     )
 
@@ -106,7 +108,10 @@ class Problem(ctypes.Structure):
 class Buffers(ctypes.Structure):
     _fields_ = [
         (n, ctypes.c_void_p) for n in "a b bias y aux sums workspace".split()
-    ] + [("workspace_bytes", ctypes.c_int64)]
+    ] + [
+        ("workspace_bytes", ctypes.c_int64),
+        *[(n, ctypes.c_void_p) for n in ("scale_a", "scale_b", "scale_y")],
+    ]
 
 
 class Memory:
@@ -140,10 +145,12 @@ class Library:
     def __init__(self, fake, ours):
         self.fake = ctypes.CDLL(str(fake))
         self.ours = ctypes.CDLL(str(ours))
-        for name in ("OpenLibrary", "MakeKernel", "RunKernel"):
+        for name in ("OpenLibrary", "MakeKernel", "RunKernel", "TuneGemms"):
             getattr(self.ours, name).restype = ctypes.c_char_p
         self.not_found = self.ours.OpenLibrary(b"libno_such_thing.so").decode()
         assert self.ours.OpenLibrary(str(fake).encode()) == b""
+        clock = ctypes.c_int.in_dll(self.fake, "fake_clock")
+        self.ours.SetClock(ctypes.byref(clock))
 
     def count(self, name):
         return ctypes.c_int.in_dll(self.fake, f"fake_{name}").value
@@ -171,7 +178,10 @@ class Kernel:
         aux=False,
         sums=False,
         tf32=False,
+        b_type=None,
+        scales=(),
     ):
+        self.b_type, self.scales = b_type or operands, scales
         self.library, self.spec = library, spec
         self.operands, self.result = operands, result or operands
         labels = spec.split("->")[0].replace(",", "")
@@ -196,6 +206,8 @@ class Kernel:
             aux=aux,
             derivative=ACTIVATIONS.index(derivative),
             sums=sums,
+            b_type=DTYPES.index(self.b_type),
+            scales=len(scales),
         )
         self._kernel = ctypes.c_void_p()
         self.refusal = library.ours.MakeKernel(
@@ -220,7 +232,7 @@ class Kernel:
             setattr(buffers, name, kept[name].address)
 
         place("a", a, a.shape, self.operands)
-        place("b", b, b.shape, self.operands)
+        place("b", b, b.shape, self.b_type)
         place("y", y, self.y_shape, self.result)
         if self.bias:
             place("bias", bias, bias.shape, self.result)
@@ -228,6 +240,9 @@ class Kernel:
             place("aux", aux, self.y_shape, self.result)
         if self.sums:
             place("sums", None, self.y_shape[:1], self.result)
+        names = ("scale_a", "scale_b", "scale_y")
+        for name, scale in zip(names, self.scales, strict=False):
+            place(name, scale, (1,), F32)
         place("workspace", None, (workspace,), np.dtype(np.uint8))
         error = self.library.ours.RunKernel(
             self._kernel, ctypes.byref(buffers)
@@ -248,7 +263,7 @@ def library(tmp_path_factory):
     fake, ours = folder / "libfake_cublaslt.so", folder / "libgemm.so"
     compile_program(["tests/fake_cublaslt/fake_cublaslt.cc"], fake, *flags)
     sources = ["tests/fake_cublaslt/gemm_test_library.cc"]
-    sources += ["cuda/gemm.cc", "cuda/gemm_cublaslt.cc"]
+    sources += CUDA_SOURCES
     compile_program(sources, ours, *flags)
     return Library(fake, ours)
 
@@ -286,6 +301,7 @@ def gelu_derivative(x):
 
 def expected(kernel, a, b, y=None, bias=None, aux=None):
     z = kernel.alpha * np.einsum(kernel.spec, wide(a), wide(b))
+    z = z * np.prod(kernel.scales)
     if kernel.beta != 0:
         z = z + kernel.beta * wide(y)
     if kernel.bias:
@@ -324,7 +340,7 @@ def results_of(dtype):
     return {
         BF16: (BF16, F32),
         F16: (F16, F32),
-        E4M3: (BF16, F16, F32),
+        E4M3: (BF16, F16, F32, E4M3),
         E5M2: (),
         S8: (S32,),
         S32: (),
@@ -349,7 +365,7 @@ def test_contractions(library, spec, operands):
 
 @pytest.mark.parametrize("operands", [E4M3, S8], ids=str)
 def test_eight_bits(library, operands):
-    for result in results_of(operands):
+    for result in set(results_of(operands)) - {E4M3}:
         for spec, *shapes in (
             ("mk,nk->mn", (3, 32), (16, 32)),
             ("mk,nk->mn", (1, 16), (16, 16)),
@@ -359,6 +375,57 @@ def test_eight_bits(library, operands):
             a, b = (numbers(i, s, operands) for i, s in enumerate(shapes))
             kernel = Kernel(library, spec, *shapes, operands, result, alpha=2, beta=-1)
             check(kernel, a, b, numbers(2, kernel.y_shape, result))
+
+
+@pytest.mark.parametrize("a_type, b_type", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)])
+@pytest.mark.parametrize("result", [BF16, F16, F32, E4M3, E5M2], ids=str)
+def test_scales(library, a_type, b_type, result):
+    for spec, shapes in (
+        ("mk,nk->mn", ((3, 32), (16, 32))),
+        ("mk,nk->nm", ((16, 32), (3, 32))),  # a and b change places
+        ("bmk,bnk->bmn", ((3, 5, 16), (3, 32, 16))),
+    ):
+        a, b = numbers(0, shapes[0], a_type), numbers(1, shapes[1], b_type)
+        for scales in ((), (0.5, 0.125), (0.5, 0.125, 0.25)):
+            kernel = Kernel(
+                library, spec, *shapes, a_type, result, b_type=b_type, scales=scales
+            )
+            if result == E5M2 and a_type == b_type:
+                assert "has no such product" in kernel.refusal
+            elif len(scales) == 3 and result not in (E4M3, E5M2):
+                assert "scales results of 8-bit floats alone" in kernel.refusal
+            else:
+                check(kernel, a, b)
+
+
+def test_scales_come_with_the_call(library):
+    """The descriptor of one alignment serves calls with other scales."""
+    a, b = numbers(0, (3, 16), E4M3), numbers(1, (16, 16), E4M3)
+    scales = (2.0, 4.0)
+    kernel = Kernel(library, "mk,nk->mn", a.shape, b.shape, E4M3, F32, scales=scales)
+    check(kernel, a, b)
+    before = library.count("heuristics")
+    kernel.scales = (0.5, 0.25)
+    check(kernel, a, b)
+    assert library.count("heuristics") == before
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"beta": 1}, {"bias": True}, {"activation": "relu"}, {"sums": True}],
+    ids=str,
+)
+def test_eight_bit_results_are_of_the_product_alone(library, kwargs):
+    kernel = Kernel(library, "mk,nk->mn", (16, 16), (16, 16), E4M3, E4M3, **kwargs)
+    assert "makes 8-bit floats of the product alone" in kernel.refusal
+
+
+def test_other_dtypes_have_no_scales(library):
+    shapes = (16, 16), (16, 16)
+    kernel = Kernel(library, "mk,nk->mn", *shapes, BF16, scales=(1.0, 1.0))
+    assert "has scales of 8-bit floats alone" in kernel.refusal
+    kernel = Kernel(library, "mk,nk->mn", *shapes, BF16, b_type=F16)
+    assert "has no such product" in kernel.refusal
 
 
 @pytest.mark.parametrize("spec", ["mk,kn->mn", "km,kn->mn", "mk,kn->nm"])
@@ -596,7 +663,7 @@ def test_sums_over_nothing_are_zero(library):
 
 @pytest.mark.parametrize("operands", DTYPES, ids=str)
 def test_zeros_of_every_dtype(library, operands):
-    for result in results_of(operands):
+    for result in set(results_of(operands)) - {E4M3}:
         kernel = Kernel(library, "mk,nk->mn", (5, 0), (16, 0), operands, result, beta=2)
         empty = np.zeros((5, 0), operands), np.zeros((16, 0), operands)
         check(kernel, *empty, numbers(0, (5, 16), result))
@@ -768,6 +835,140 @@ def test_threads_share_a_kernel(library):
     assert wrong == []
 
 
+# -- tuning --------------------------------------------------------------------
+
+# Of what the fake library's heuristic names, five algorithms.
+FIRST, FASTEST = 0, 3
+
+
+@pytest.fixture
+def tune(library):
+    """A function that tunes; afterwards nothing is tuned."""
+
+    def run(path="", candidates=8):
+        return library.ours.TuneGemms(str(path).encode(), candidates).decode()
+
+    yield run
+    assert run(candidates=1) == ""
+    assert library.ours.Allocated() == 0
+
+
+def multiply(library, shapes=((5, 7), (7, 8)), **kwargs):
+    """Runs a product on a kernel of its own; which algorithm ran, and how many."""
+    a, b = (numbers(i, s, F32) for i, s in enumerate(shapes))
+    kernel = Kernel(library, "mk,kn->mn", *shapes, F32, **kwargs)
+    before = library.count("matmuls")
+    shape = kernel.y_shape
+    check(kernel, a, b, numbers(2, shape, F32), numbers(3, shape[1:], F32),
+          numbers(4, shape, F32))  # fmt: skip
+    return library.count("candidate"), library.count("matmuls") - before
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"beta": 0.5, "bias": True},
+        {"activation": "gelu", "aux": True},
+        {"derivative": "gelu"},
+        {"sums": True, "beta": 1},
+    ],
+    ids=str,
+)
+def test_the_fastest_candidate_is_chosen(library, tune, kwargs):
+    assert multiply(library, **kwargs) == (FIRST, 1)
+    tune()
+    # Five rounds of five; results are what they are without.
+    assert multiply(library, **kwargs) == (FASTEST, 26)
+    assert multiply(library, **kwargs) == (FASTEST, 1)
+    tune(candidates=3)  # forgets what was chosen
+    assert multiply(library, **kwargs) == (2, 16)
+    tune(candidates=1)
+    assert multiply(library, **kwargs) == (FIRST, 1)
+
+
+def test_choices_are_kept_in_a_file(library, tune, tmp_path):
+    path = tmp_path / "gemms.json"
+    assert tune(path) == ""
+    assert json.loads(path.read_text()) == {}
+    assert multiply(library) == (FASTEST, 26)
+    (name,) = json.loads(path.read_text())
+    assert name.startswith("Fake 0, cuBLASLt 130100: m=5, n=8, k=7 of float32")
+    multiply(library, beta=1)
+    assert len(json.loads(path.read_text())) == 2
+    # As another process would: what is in the file is not timed again, or at all.
+    assert tune() == tune(path, candidates=1) == ""
+    assert multiply(library) == (FASTEST, 1)
+    assert multiply(library, alpha=2) == (FASTEST, 1)
+    assert multiply(library, ((5, 7), (7, 9))) == (FIRST, 1)
+    assert len(json.loads(path.read_text())) == 2
+
+
+def test_choices_are_of_a_device_and_a_library(library, tune, tmp_path):
+    tune(tmp_path / "gemms.json")
+    multiply(library)
+    library.ours.SetDevice(1)
+    assert multiply(library) == (FASTEST, 26)
+    library.ours.SetDevice(0)
+    library.set("version", 130200)
+    assert multiply(library) == (FASTEST, 26)
+    library.set("version", 130100)
+    assert multiply(library) == (FASTEST, 1)
+    assert len(json.loads((tmp_path / "gemms.json").read_text())) == 3
+
+
+def test_processes_share_a_file(library, tune, tmp_path):
+    path = tmp_path / "gemms.json"
+    tune(path)
+    path.write_text('{ "another" : "' + "0" * 128 + '" }')
+    multiply(library)
+    assert len(json.loads(path.read_text())) == 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_choice_that_does_not_fit_is_made_anew(library, tune, tmp_path):
+    path = tmp_path / "gemms.json"
+    tune(path)
+    multiply(library)
+    choices = {name: "f" * 128 for name in json.loads(path.read_text())}
+    path.write_text(json.dumps(choices))
+    tune(path, candidates=1)
+    assert multiply(library) == (FIRST, 1)
+    tune(path)
+    assert multiply(library) == (FASTEST, 26)
+
+
+def test_nothing_is_timed_while_a_graph_captures(library, tune):
+    tune()
+    a, b = numbers(0, (5, 7), F32), numbers(1, (7, 8), F32)
+    kernel = Kernel(library, "mk,kn->mn", (5, 7), (7, 8), F32)
+    library.ours.SetCapturing(1)
+    try:
+        for _ in range(2):
+            before = library.count("matmuls"), library.count("heuristics")
+            check(kernel, a, b)
+            assert library.count("candidate") == FIRST
+            assert library.count("matmuls") == before[0] + 1
+        assert library.count("heuristics") == before[1]
+    finally:
+        library.ours.SetCapturing(0)
+    check(kernel, a, b)
+    assert library.count("candidate") == FASTEST
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"a": 1}', '{"a": "12"}', '{"a": "' + "g" * 128 + '"}']
+)
+def test_other_files_are_errors(tune, tmp_path, text):
+    path = tmp_path / "gemms.json"
+    path.write_text(text)
+    assert tune(path) == f"tune_gemms: {path} is not a file of choices."
+    assert path.read_text() == text
+    missing = tmp_path / "nowhere" / "gemms.json"
+    assert tune(missing) == f"tune_gemms: cannot write {missing}."
+    assert tune(missing, candidates=1) == ""
+
+
 # -- errors --------------------------------------------------------------------
 
 
@@ -823,8 +1024,7 @@ def test_declarations_are_those_of_the_header(tmp_path):
 def test_the_check_for_devices_runs_here(library, tmp_path):
     """tests/cuda_check_gemm.cu, over the same library."""
     program = tmp_path / "cuda_check_gemm"
-    sources = ["cuda/gemm.cc", "cuda/gemm_cublaslt.cc"]
-    sources += ["-xc++", "tests/cuda_check_gemm.cu", "-xnone"]
+    sources = CUDA_SOURCES + ["-xc++", "tests/cuda_check_gemm.cu", "-xnone"]
     compile_program(sources, program, "-O2")
     done = subprocess.run(
         [program, library.fake._name], check=False, capture_output=True, text=True

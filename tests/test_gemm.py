@@ -3,6 +3,7 @@
 
 import functools
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax.test_util import check_grads
 
 import jax_layout as jl
 from hlo import compiled, count
+from jax_layout import _backends
 
 FLOATS = ["float64", "float32", "bfloat16", "float16"]
 COMPLEX = ["complex64", "complex128"]
@@ -338,3 +340,14 @@ def test_bad_input(f, error, message):
 def test_shapes_are_checked_when_tracing():
     with pytest.raises(ValueError, match="cannot be multiplied"):
         jax.eval_shape(jl.mm, M((2, 3)), M((4, 5)))
+
+
+def test_tune_gemms(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
+        jl.tune_gemms(candidates=0)
+    calls = []
+    native = types.SimpleNamespace(tune_gemms=lambda *given: calls.append(given))
+    monkeypatch.setattr(_backends, "module", {"cuda": native}.get)
+    jl.tune_gemms()
+    jl.tune_gemms(tmp_path / "gemms.json", candidates=1)
+    assert calls == [("", 8), (str(tmp_path / "gemms.json"), 1)]

@@ -327,6 +327,40 @@ def test_blocks(amx, m, n, k, ta, tb):
     amx(m=m, n=n, k=k, ta=ta, tb=tb, bias=True, beta=1.0, aux=True, result=F32)
 
 
+# Few rows by many columns: past a block of columns and of k, and parts of tiles.
+@pytest.mark.parametrize("ta", [False, True])
+@pytest.mark.parametrize("m", [2, 8, 15, 16, 17, 31, 32, 33, 47, 48])
+def test_streamed(amx, m, ta):
+    sizes = [(256, 64), (300, 200), (2081, 31), (1000, 0), (2048, 515), (4100, 260)]
+    for i, (n, k) in enumerate(sizes):
+        case = {"m": m, "n": n, "k": k, "ta": ta, "threads": 1 + i % 4}
+        amx(result=(F32, BF16)[i % 2], pad=(i % 3, i % 2, i), **case)
+    for case["n"], case["k"] in [(300, 65), (2500, 420)]:
+        amx(bias=True, beta=0.5, alpha=-1.0, activation="gelu", aux=True, **case)
+    amx(m=m, n=260, k=70, ta=ta, loops=((3, m * 70, 70 * 260, m * 260),))
+
+
+@pytest.mark.parametrize("form", ["streamed", "blocks"])
+def test_threads_do_not_change_results(library, form):
+    need(library, "amx")
+    m, n, k = {"streamed": (9, 3000, 200), "blocks": (70, 700, 700)}[form]
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(BF16) for shape in ((m, k), (k, n)))
+    results = []
+    for threads in (1, 2, 3, 8):
+        problem = CProblem(m, n, k, False, k, False, n, n, 0)
+        problem.operands = problem.result = DTYPES.index(BF16)
+        problem.alpha = 1
+        y = np.zeros((m, n), BF16)
+        a_, b_, y_ = (ctypes.c_void_p(x.ctypes.data) for x in (a, b, y))
+        null = ctypes.c_void_p()
+        assert not library.Gemm(
+            0, ctypes.byref(problem), threads, a_, b_, null, y_, null, null
+        )
+        results.append(y.tobytes())
+    assert len(set(results)) == 1
+
+
 @transposes
 def test_aligned_large_results(library, ta, tb):
     need(library, "amx")

@@ -138,3 +138,35 @@ def test_other_types_run_on_cublaslt(dtype):
     f = functools.partial(jl.einsum, "mk,nk->mn", preferred_element_type=wide)
     hlo = compiled(f, (64, 64), (32, 64), dtype=dtype)
     assert kernels(hlo) == 1 and moved(hlo) == {}
+
+
+FLOAT8 = jnp.float8_e4m3fn, jnp.float8_e5m2
+
+
+def scaled(result, a, b, *scales):
+    names = ("scale_a", "scale_b", "scale_result")
+    return jl.gemm(
+        a.astype(FLOAT8[0]),
+        b.astype(FLOAT8[1]),
+        transpose_b=True,
+        preferred_element_type=result,
+        **dict(zip(names, scales, strict=False)),
+    )
+
+
+@pytest.mark.parametrize("result", [*FLOAT8, jnp.bfloat16], ids=str)
+def test_scales_are_operands_of_one_call(result):
+    shapes = ((512, 1024), (2048, 1024), (), (), ())
+    hlo = compiled(functools.partial(scaled, result), *shapes, dtype=jnp.float32)
+    assert kernels(hlo) == 1 and count("dot", hlo) == 0
+    (call,) = re.findall(r'custom-call\(([^)]*)\), custom_call_target="jax_layout', hlo)
+    assert len(call.split(", ")) == (5 if result in FLOAT8 else 4)
+
+
+def test_scaled_products_of_parts_of_a_sum():
+    def f(a, b):
+        return scaled(jnp.bfloat16, a, b, jnp.float32(2))
+
+    shapes = ((512, 1024), (2048, 1024))
+    hlo = compiled(f, *shapes, dtype=jnp.float32, spec=(None, "a"), devices=4)
+    assert kernels(hlo) == 1 and collectives(hlo) == {"all-reduce": 1}

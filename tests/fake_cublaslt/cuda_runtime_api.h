@@ -22,6 +22,9 @@ inline thread_local int device = 0;
 inline thread_local cudaStreamCaptureMode mode =
     cudaStreamCaptureModeThreadLocal;
 inline thread_local int relaxed = 0;  // how often it became so
+inline bool capturing = false;
+inline int allocated = 0;
+inline const int* clock = nullptr;  // milliseconds, of the fake library
 }  // namespace fake
 
 inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
@@ -43,20 +46,62 @@ inline cudaError_t cudaThreadExchangeStreamCaptureMode(
   return cudaSuccess;
 }
 
+enum cudaStreamCaptureStatus {
+  cudaStreamCaptureStatusNone = 0,
+  cudaStreamCaptureStatusActive = 1,
+};
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t,
+                                         cudaStreamCaptureStatus* status) {
+  *status = fake::capturing ? cudaStreamCaptureStatusActive
+                            : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+struct cudaDeviceProp {
+  char name[256];
+};
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties,
+                                           int device) {
+  std::strcpy(properties->name, device == 0 ? "Fake 0" : "Fake 1");
+  return cudaSuccess;
+}
+inline cudaError_t cudaMalloc(void** to, size_t size) {
+  ++fake::allocated;
+  *to = std::aligned_alloc(256, (size + 255) / 256 * 256);
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* memory) {
+  --fake::allocated;
+  std::free(memory);
+  return cudaSuccess;
+}
+using cudaEvent_t = int*;
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  ++fake::allocated;
+  *event = new int(0);
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  --fake::allocated;
+  delete event;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  *event = *fake::clock;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start,
+                                        cudaEvent_t end) {
+  *milliseconds = static_cast<float>(*end - *start);
+  return cudaSuccess;
+}
+
 // For cuda_check_gemm alone.
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 inline cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
-  return cudaSuccess;
-}
-inline cudaError_t cudaMalloc(void** to, size_t size) {
-  *to = std::aligned_alloc(256, (size + 255) / 256 * 256);
-  return cudaSuccess;
-}
-inline cudaError_t cudaFree(void* memory) {
-  std::free(memory);
   return cudaSuccess;
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t size,

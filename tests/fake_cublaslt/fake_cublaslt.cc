@@ -23,6 +23,7 @@ struct MatmulDescData {
   Epilogue epilogue = kDefault;
   void *vector = nullptr, *aux = nullptr;
   int64_t aux_ld = 0, aux_stride = 0;
+  const float *scale_a = nullptr, *scale_b = nullptr, *scale_d = nullptr;
 };
 
 struct LayoutData {
@@ -47,11 +48,16 @@ extern "C" {
 int fake_heuristics = 0, fake_matmuls = 0, fake_handles = 0, fake_live = 0;
 int fake_mask = 0, fake_compute = 0, fake_epilogue = 0, fake_batch = 0;
 int fake_fail = 0, fake_without_algorithm = 0;
+int fake_clock = 0, fake_version = 130100, fake_candidate = 0;
 }
 
 namespace {
 
 constexpr lt::Result kInvalidValue{7}, kNotSupported{15};
+
+// Milliseconds of each algorithm that the heuristic knows, none for one that
+// fails when it runs. The first is not the fastest.
+constexpr int kCosts[] = {5, 0, 4, 2, 3};
 
 bool Has(lt::Epilogue epilogue, uint32_t bit) { return epilogue & bit; }
 constexpr uint32_t kBiasBit = 4, kAuxBit = 128;
@@ -73,14 +79,25 @@ constexpr Types kTypes[] = {
     {lt::kCompute32F, lt::kR32F, lt::kR16F, lt::kR32F, true},
     {lt::kCompute32F, lt::kR32F, lt::kR32F, lt::kR32F, true},
     {lt::kCompute32F, lt::kR32F, lt::kR8FE4M3, lt::kR16BF, true},
-    {lt::kCompute32F, lt::kR32F, lt::kR8FE4M3, lt::kR16F, true},
-    {lt::kCompute32F, lt::kR32F, lt::kR8FE4M3, lt::kR32F, true},
     {lt::kCompute32F, lt::kC32F, lt::kC32F, lt::kC32F, false},
     {lt::kCompute32FFastTF32, lt::kR32F, lt::kR32F, lt::kR32F, true},
     {lt::kCompute32FFastTF32, lt::kC32F, lt::kC32F, lt::kC32F, false},
     {lt::kCompute64F, lt::kR64F, lt::kR64F, lt::kR64F, true},
     {lt::kCompute64F, lt::kC64F, lt::kC64F, lt::kC64F, false},
 };
+
+bool IsFp8(lt::DataType type) {
+  return type == lt::kR8FE4M3 || type == lt::kR8FE5M2;
+}
+
+// As the manual's table for 8-bit floats has it. An addend is never one.
+bool HasFp8Types(lt::DataType a, lt::DataType b, lt::DataType c,
+                 lt::DataType d) {
+  if (a == lt::kR8FE5M2 && b == a) return false;
+  if (d == lt::kR8FE5M2 && a == b) return false;
+  if (IsFp8(d)) return c == lt::kR16BF || c == lt::kR16F;
+  return c == d && (d == lt::kR16BF || d == lt::kR16F || d == lt::kR32F);
+}
 
 bool Multiples(int64_t of, std::initializer_list<int64_t> values) {
   return std::all_of(values.begin(), values.end(),
@@ -104,21 +121,26 @@ lt::Result Check(lt::MatmulDesc op, lt::Layout a, lt::Layout b, lt::Layout c,
   const auto [k2, n] =
       tb ? std::tuple(b->cols, b->rows) : std::tuple(b->rows, b->cols);
   if (k != k2 || m != d->rows || n != d->cols || c->rows != d->rows ||
-      c->cols != d->cols || c->type != d->type) {
+      c->cols != d->cols || (c->type != d->type && !IsFp8(d->type))) {
     return kInvalidValue;
   }
+  const bool fp8 = IsFp8(a->type) && IsFp8(b->type);
+  if (!fp8 && (op->scale_a || op->scale_b)) return kNotSupported;
+  if (!IsFp8(d->type) && op->scale_d) return kNotSupported;
+  if (IsFp8(d->type) && op->epilogue != lt::kDefault) return kNotSupported;
 
   const Types* types =
       std::find_if(std::begin(kTypes), std::end(kTypes), [&](const Types& t) {
         return t.compute == op->compute && t.scale == op->scale &&
-               t.operands == a->type && t.operands == b->type &&
-               t.result == d->type;
+               (fp8 ? IsFp8(t.operands) &&
+                          HasFp8Types(a->type, b->type, c->type, d->type)
+                    : t.operands == a->type && t.operands == b->type &&
+                          t.result == d->type);
       });
   if (types == std::end(kTypes)) return kNotSupported;
   if (op->epilogue != lt::kDefault && !types->epilogues) return kNotSupported;
   if (HasVector(op->epilogue) && op->vector == nullptr) return kInvalidValue;
-  if (Has(op->epilogue, kBiasBit) && a->type == lt::kR8FE4M3 &&
-      d->type == lt::kR32F) {
+  if (Has(op->epilogue, kBiasBit) && fp8 && d->type == lt::kR32F) {
     return kNotSupported;  // its bias is a bfloat16
   }
   if (Has(op->epilogue, kAuxBit) &&
@@ -127,11 +149,10 @@ lt::Result Check(lt::MatmulDesc op, lt::Layout a, lt::Layout b, lt::Layout c,
        (d->batch > 1 && op->aux_stride == 0))) {
     return kInvalidValue;
   }
-  if (a->type == lt::kR8FE4M3 &&
-      !(ta && !tb &&
-        Multiples(16, {int64_t(k), a->ld, b->ld, a->stride, b->stride,
-                       int64_t(m) * numbers::Bytes(d->type),
-                       d->ld * numbers::Bytes(d->type)}))) {
+  if (fp8 && !(ta && !tb &&
+               Multiples(16, {int64_t(k), a->ld, b->ld, a->stride, b->stride,
+                              int64_t(m) * numbers::Bytes(d->type),
+                              d->ld * numbers::Bytes(d->type)}))) {
     return kNotSupported;
   }
   if (a->type == lt::kR8I &&
@@ -217,6 +238,8 @@ const char* cublasLtGetStatusName(lt::Result result) {
   return "CUBLAS_STATUS_UNKNOWN";
 }
 
+size_t cublasLtGetVersion() { return fake_version; }
+
 lt::Result cublasLtMatmulDescCreate(lt::MatmulDesc* op, lt::ComputeType compute,
                                     lt::DataType scale) {
   ++fake_live;
@@ -248,6 +271,12 @@ lt::Result cublasLtMatmulDescSetAttribute(lt::MatmulDesc op,
       return SetTo(&op->aux_ld, value, size);
     case lt::kAuxBatchStride:
       return SetTo(&op->aux_stride, value, size);
+    case lt::kScaleA:
+      return SetTo(&op->scale_a, value, size);
+    case lt::kScaleB:
+      return SetTo(&op->scale_b, value, size);
+    case lt::kScaleD:
+      return SetTo(&op->scale_d, value, size);
   }
   return kInvalidValue;
 }
@@ -332,8 +361,21 @@ lt::Result cublasLtMatmulAlgoGetHeuristic(
       preference->workspace / 2;
   result->algorithm.data[7] = Fingerprint(op, a, b, c, d);
   result->state = lt::kSuccess;
-  *returned = 1;
+  *returned = std::min<int>(requested, std::size(kCosts));
+  for (int i = 1; i < *returned; ++i) {
+    result[i] = result[0];
+    result[i].algorithm.data[4] |= uint64_t(i) << 32;
+  }
   fake_mask = preference->mask;
+  return lt::kSuccess;
+}
+
+lt::Result cublasLtMatmulAlgoCheck(lt::Handle, lt::MatmulDesc op, lt::Layout a,
+                                   lt::Layout b, lt::Layout c, lt::Layout d,
+                                   const lt::Algorithm* algorithm,
+                                   lt::HeuristicResult* result) {
+  if (algorithm->data[7] != Fingerprint(op, a, b, c, d)) return kNotSupported;
+  result->workspace_bytes = algorithm->data[6];
   return lt::kSuccess;
 }
 
@@ -352,11 +394,15 @@ lt::Result cublasLtMatmul(lt::Handle handle, lt::MatmulDesc op,
   if (needs[7] != Fingerprint(op, a_is, b_is, c_is, d_is) ||
       !IsAligned(a, a_is, needs[0]) || !IsAligned(b, b_is, needs[1]) ||
       !IsAligned(c, c_is, needs[2]) || !IsAligned(d, d_is, needs[3]) ||
-      AlignmentOf(op->vector) < needs[4] || AlignmentOf(op->aux) < needs[5] ||
-      (c == d && !(*c_is == *d_is)) || workspace_bytes < needs[6] ||
+      AlignmentOf(op->vector) < uint32_t(needs[4]) ||
+      AlignmentOf(op->aux) < needs[5] || (c == d && !(*c_is == *d_is)) ||
+      (c == nullptr && !IsFp8(d_is->type)) || workspace_bytes < needs[6] ||
       (needs[6] > 0 && AlignmentOf(workspace) < 256)) {
     return kInvalidValue;
   }
+  fake_candidate = static_cast<int>(needs[4] >> 32);
+  if (kCosts[fake_candidate] == 0) return kNotSupported;
+  fake_clock += kCosts[fake_candidate];
   if (needs[6] > 0) std::memset(workspace, 0xA5, needs[6]);
   fake_compute = op->compute;
   fake_epilogue = static_cast<int>(op->epilogue);
@@ -384,6 +430,8 @@ lt::Result cublasLtMatmul(lt::Handle handle, lt::MatmulDesc op,
                at_b(batch, l, j);
         }
         z *= alpha;
+        if (op->scale_a != nullptr) z *= double{*op->scale_a};
+        if (op->scale_b != nullptr) z *= double{*op->scale_b};
         if (beta != 0.) {
           z += beta * numbers::Load(c_is->type, c,
                                     batch * c_is->stride + i + j * c_is->ld);
@@ -391,6 +439,7 @@ lt::Result cublasLtMatmul(lt::Handle handle, lt::MatmulDesc op,
         if (Has(op->epilogue, kBiasBit)) {
           z += numbers::Load(d_is->type, op->vector, i);
         }
+        if (op->scale_d != nullptr) z *= double{*op->scale_d};
         const int64_t at_aux = batch * op->aux_stride + i + j * op->aux_ld;
         switch (op->epilogue) {
           case lt::kRelu:

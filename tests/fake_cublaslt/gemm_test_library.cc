@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cuda/gemm.h"
+#include "cuda/gemm_tuning.h"
 
 namespace {
 
@@ -24,7 +25,7 @@ struct Problem {
   const int64_t *a_shape, *b_shape;
   double alpha[2], beta[2];
   int a_rank, b_rank, operands, result, tf32, bias, activation, aux, derivative,
-      sums;
+      sums, b_type, scales;
 };
 
 const char* OpenLibrary(const char* path) {
@@ -33,6 +34,16 @@ const char* OpenLibrary(const char* path) {
 }
 
 void SetDevice(int device) { fake::device = device; }
+
+void SetClock(const int* clock) { fake::clock = clock; }
+
+void SetCapturing(int capturing) { fake::capturing = capturing; }
+
+int Allocated() { return fake::allocated; }
+
+const char* TuneGemms(const char* path, int candidates) {
+  return Text(jax_layout::TuneGemms(path, candidates));
+}
 
 int RelaxedCaptures() { return fake::relaxed; }
 
@@ -56,6 +67,11 @@ const char* MakeKernel(const Problem* from, jax_layout::GemmKernel** kernel) {
   problem.aux = from->aux;
   problem.derivative = static_cast<Activation>(from->derivative);
   problem.sums = from->sums;
+  problem.scales = from->scales;
+  if (from->b_type != from->operands) {
+    problem.b_type = static_cast<DType>(from->b_type);
+    if (problem.plan.swapped) std::swap(problem.operands, *problem.b_type);
+  }
   *kernel = new jax_layout::GemmKernel;
   return Text(jax_layout::ChooseGemmKernel(problem, *kernel));
 }
@@ -66,7 +82,10 @@ void FreeKernel(jax_layout::GemmKernel* kernel) { delete kernel; }
 const char* RunKernel(const jax_layout::GemmKernel* kernel,
                       const jax_layout::GemmBuffers* buffers) {
   jax_layout::GemmBuffers given = *buffers;
-  if (kernel->problem.plan.swapped) std::swap(given.a, given.b);
+  if (kernel->problem.plan.swapped) {
+    std::swap(given.a, given.b);
+    std::swap(given.scale_a, given.scale_b);
+  }
   return Text(jax_layout::Gemm(*kernel, given, nullptr));
 }
 
