@@ -9,6 +9,7 @@
 
 from importlib.metadata import version as _version
 
+from jax_layout.conv_general_dilated import conv_general_dilated
 from jax_layout.einsum import dot_general, einsum, tensordot
 from jax_layout.geam import geam
 from jax_layout.gemm import GemmPlan, explain_gemm, save_gemms
@@ -47,6 +48,7 @@ __all__ = [
     "baddbmm",
     "baddbmm_",
     "bmm",
+    "conv_general_dilated",
     "define",
     "dot_general",
     "einsum",

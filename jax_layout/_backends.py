@@ -112,8 +112,23 @@ def runs_gemm(platform: str, attributes: Mapping[str, Any]) -> bool:
       platform: jax's name of it.
       attributes: of the FFI call.
     """
-    plain = {
+    return module(platform).runs_gemm(**_plain(attributes))
+
+
+def conv_plan(platform: str, attributes: Mapping[str, Any]) -> Any:
+    """How the kernels of a platform run a convolution (core/conv_module.cc).
+
+    Args:
+      platform: jax's name of it.
+      attributes: of the FFI call.
+    """
+    if not hasattr(module(platform), "conv_plan"):
+        return None  # TODO
+    return module(platform).conv_plan(**_plain(attributes))
+
+
+def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in attributes.items()
     }
-    return module(platform).runs_gemm(**plain)
