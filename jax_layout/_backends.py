@@ -115,15 +115,13 @@ def runs_gemm(platform: str, attributes: Mapping[str, Any]) -> bool:
     return module(platform).runs_gemm(**_plain(attributes))
 
 
-def conv_plan(platform: str, attributes: Mapping[str, Any]) -> Any:
-    """How the kernels of a platform run a convolution (core/conv_module.cc).
+def conv_plan(platform: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """What the kernels of a platform make of a convolution (core/conv_module.cc).
 
     Args:
       platform: jax's name of it.
       attributes: of the FFI call.
     """
-    if not hasattr(module(platform), "conv_plan"):
-        return None  # TODO
     return module(platform).conv_plan(**_plain(attributes))
 
 

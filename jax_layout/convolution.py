@@ -121,6 +121,8 @@ class Convolution:
         return shapes | {result: tuple(shape)}
 
 
+_CPU_DTYPES = ("float32", "bfloat16", "float16", "int8")
+
 # A pass by its result: what it is called, and what it reads.
 _NAMES = {"y": "forward", "x": "input_grad", "w": "weight_grad"}
 _OPERANDS = {"y": ("x", "w"), "x": ("y", "w"), "w": ("x", "y")}
@@ -253,7 +255,9 @@ def _kernel(
     out_sharding: Any,
     relu: bool = False,
 ) -> Kernel | None:
-    if platform != "cpu" or a.dtype != b.dtype:
+    if platform != "cpu" or a.dtype != b.dtype or a.dtype.name not in _CPU_DTYPES:
+        return None
+    if not 1 <= len(conv.stride) <= 3:
         return None
     arrays = {
         f"{name}_{what}": np.array(value, np.int64)
@@ -276,9 +280,9 @@ def _kernel(
         "relu": relu,
     }
     plan = _backends.conv_plan(platform, attributes)
-    if plan is None or not plan.supported or not plan.worthwhile:
+    if not plan["worthwhile"]:
         return None
-    return Kernel(attributes, target="jax_layout_conv", workspace=plan.workspace)
+    return Kernel(attributes, target="jax_layout_conv", workspace=plan["workspace"])
 
 
 def _transpose(
