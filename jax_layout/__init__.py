@@ -9,6 +9,7 @@
 
 from importlib.metadata import version as _version
 
+from jax_layout.conv import conv, conv_transpose
 from jax_layout.conv_general_dilated import conv_general_dilated
 from jax_layout.einsum import dot_general, einsum, tensordot
 from jax_layout.geam import geam
@@ -64,7 +65,9 @@ __all__ = [
     "bmm",
     "channels_first",
     "channels_last",
+    "conv",
     "conv_general_dilated",
+    "conv_transpose",
     "define",
     "dot_general",
     "einsum",

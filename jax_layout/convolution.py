@@ -418,16 +418,16 @@ PASSES = {"y": conv_p, "x": conv_input_grad_p, "w": conv_weight_grad_p}
 
 def _epilogue(y: Array, bias: Sequence[Array], conv: Convolution, relu: bool) -> Array:
     for b in bias:
-        y = y + _along_channels(b, y, conv)
+        y = y + along_channels(b, y, conv.y_order, conv.y_block)
     return jnp.maximum(y, 0) if relu else y
 
 
-def _along_channels(bias: Array, y: Array, conv: Convolution) -> Array:
+def along_channels(bias: Array, y: Array, order: Sizes, block: int) -> Array:
     """Bias, in a shape that broadcasts to that of y."""
     shape = [1] * y.ndim
-    shape[conv.y_order[1]] = y.shape[conv.y_order[1]]
-    if conv.y_block > 1:
-        shape[-1] = conv.y_block
+    shape[order[1]] = y.shape[order[1]]
+    if block > 1:
+        shape[-1] = block
     return bias.astype(y.dtype).reshape(shape)
 
 
@@ -460,7 +460,7 @@ def _fused_jvp(
         if not isinstance(t, ad.Zero)
     ]
     dy += [
-        jnp.broadcast_to(_along_channels(t, y, conv), y.shape)
+        jnp.broadcast_to(along_channels(t, y, conv.y_order, conv.y_block), y.shape)
         for t in db
         if not isinstance(t, ad.Zero)
     ]
