@@ -92,6 +92,18 @@ class Convolution:
     def block(self, name: str) -> int:
         return getattr(self, f"{name}_block", 1)
 
+    def memory(self, name: str) -> Sizes:
+        """The axes of an array in the order that the kernels want in memory.
+
+        The channels of x and y last. XLA then lays out what lies between two
+        convolutions alike, so that NCHW values are moved where they enter and leave
+        a network, and not around each convolution.
+        """
+        order, block = self.order(name), self.block(name)
+        if name == "w" or block > 1:
+            return tuple(range(len(order) + (block > 1)))
+        return (order[0], *order[2:], order[1])
+
     def shapes(self, result: str, a: Sizes, b: Sizes) -> dict[str, Sizes]:
         """The shapes of all three arrays, of which one is the result."""
         shapes = dict(zip(_OPERANDS[result], (a, b), strict=True))
@@ -259,30 +271,39 @@ def _kernel(
         return None
     if not 1 <= len(conv.stride) <= 3:
         return None
-    arrays = {
-        f"{name}_{what}": np.array(value, np.int64)
-        for name, shape in conv.shapes(result, a.shape, b.shape).items()
-        for what, value in (("shape", shape), ("order", conv.order(name)))
-    }
+    given = [*_OPERANDS[result], result]
+    shapes = conv.shapes(result, a.shape, b.shape)
+    memory = {name: conv.memory(name) for name in given}
     attributes = {
         "pass_": _NAMES[result],
         "type": a.dtype.name,
         "result": dtype.name,
-        **arrays,
-        "x_block": conv.x_block,
-        "y_block": conv.y_block,
-        "stride": np.array(conv.stride, np.int64),
-        "dilation": np.array(conv.dilation, np.int64),
-        "pad_low": np.array(conv.pad_low, np.int64),
-        "pad_high": np.array(conv.pad_high, np.int64),
         "groups": conv.groups,
         "bias": bool(bias),
         "relu": relu,
+        "x_block": conv.x_block,
+        "y_block": conv.y_block,
+    } | {
+        name: np.array(value, np.int64)
+        for name, value in (
+            *((f"{i}_shape", [shapes[i][axis] for axis in memory[i]]) for i in given),
+            *((f"{i}_order", each(memory[i].index, conv.order(i))) for i in given),
+            ("stride", conv.stride),
+            ("dilation", conv.dilation),
+            ("pad_low", conv.pad_low),
+            ("pad_high", conv.pad_high),
+        )
     }
     plan = _backends.conv_plan(platform, attributes)
     if not plan["worthwhile"]:
         return None
-    return Kernel(attributes, target="jax_layout_conv", workspace=plan["workspace"])
+    return Kernel(
+        attributes,
+        target="jax_layout_conv",
+        workspace=plan["workspace"],
+        operand_layouts=[memory[i] for i in given[:2]] + [(0,)] * len(bias),
+        result_layouts=[memory[result]],
+    )
 
 
 def _transpose(

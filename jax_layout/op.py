@@ -45,12 +45,17 @@ class Kernel:
       aliases: operand -> result that is written over it.
       workspace: bytes of scratch memory, which the kernel sees as one more
         result. In XLA's hands, it is safe in a captured CUDA graph.
+      operand_layouts: the axes of each operand in the order of memory, the slowest
+        to change first. Left out, operands are row-major. XLA sees to it.
+      result_layouts: the same of the results.
     """
 
     attributes: Mapping[str, Any]
     target: str | None = None
     aliases: Mapping[int, int] = dataclasses.field(default_factory=dict)
     workspace: int = 0
+    operand_layouts: Sequence[Sequence[int]] | None = None
+    result_layouts: Sequence[Sequence[int]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,14 +222,25 @@ def _custom_call(
     op: Op, kernel: Kernel, ctx: mlir.LoweringRuleContext, *operands: Any
 ) -> Any:
     results = len(ctx.avals_out)
+    result_layouts = kernel.result_layouts
     if kernel.workspace:
+        if result_layouts is not None:
+            result_layouts = [*result_layouts, (0,)]
         scratch = jax.core.ShapedArray((kernel.workspace,), np.dtype(np.uint8))
         ctx = ctx.replace(avals_out=[*ctx.avals_out, scratch])
     lowering = jax.ffi.ffi_lowering(
         kernel.target or f"jax_layout_{op.name}",
         operand_output_aliases=dict(kernel.aliases),
+        operand_layouts=_fastest_first(kernel.operand_layouts),
+        result_layouts=_fastest_first(result_layouts),
     )
     return lowering(ctx, *operands, **kernel.attributes)[:results]
+
+
+def _fastest_first(
+    layouts: Sequence[Sequence[int]] | None,
+) -> list[tuple[int, ...]] | None:
+    return None if layouts is None else [tuple(axes)[::-1] for axes in layouts]
 
 
 def _partitioned(
