@@ -156,11 +156,8 @@ def _recognise(
 
     # The gradient of the weight as jax writes it: batch and channels have changed
     # places, and the window is the larger array.
-    swapped = all(s == 1 for s in strides) and lhs_order[0] > lhs_order[1]
-    if plain and (
-        batch_groups > 1
-        or (swapped and feature_groups == 1 and math.prod(y_size) < math.prod(w_size))
-    ):
+    swapped = lhs_order[0] > lhs_order[1] and math.prod(y_size) < math.prod(w_size)
+    if plain and (batch_groups > 1 or (swapped and feature_groups == 1)):
         return "w", convolution(
             x_order=swap(lhs_order), w_order=swap(out_order),
             y_order=swap(rhs_order), x_size=x_size, w_size=y_size, y_size=w_size,

@@ -316,6 +316,8 @@ def _transpose(
         of = values[name]
         if not ad.is_undefined_primal(of):
             return None
+        if name == "w" and 0 in params["conv"].y_size:
+            return ad.Zero(of.aval)  # XLA has no windows of size 0
         given = [values[operand] for operand in _OPERANDS[name]]
         # A float32 cotangent of 16-bit operands is not rounded before the sum.
         wide = jnp.promote_types(*(value.dtype for value in given))

@@ -252,9 +252,10 @@ def _partitioned(
     ]
     operand_axes, result_axes = sides
     kept = {name for names in result_axes for name in names}
-    every = kept | {name for names in operand_axes for name in names}
-    whole = {name for name in every if name.isupper()}
-    reduced = sorted(every - kept - whole)
+    # In the order of their appearance, as Shardy wants them.
+    every = dict.fromkeys(n for side in sides for names in side for n in names)
+    whole = [name for name in every if name.isupper()]
+    reduced = [name for name in every if name not in kept and name not in whole]
 
     def partition(mesh: Any, args: Any, result: Any) -> Any:
         results = list(result) if op.multiple_results else [result]
@@ -303,7 +304,7 @@ def _partitioned(
         partition,
         sharding_rule=rule,
         reduction_factors=tuple(reduced),
-        need_replication_factors=tuple(sorted(whole)),
+        need_replication_factors=tuple(whole),
     )
     return function
 
