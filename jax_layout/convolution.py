@@ -269,7 +269,7 @@ def _kernel(
 ) -> Kernel | None:
     if platform != "cpu" or a.dtype != b.dtype or a.dtype.name not in _CPU_DTYPES:
         return None
-    if not 1 <= len(conv.stride) <= 3:
+    if dtype.name not in (*_CPU_DTYPES, "int32") or not 1 <= len(conv.stride) <= 3:
         return None
     given = [*_OPERANDS[result], result]
     shapes = conv.shapes(result, a.shape, b.shape)
