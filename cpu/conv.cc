@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/conv.h"
 
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 
+#include "cpu/conv_depthwise.h"
 #include "cpu/conv_onednn.h"
 #include "cpu/gemm_tiles.h"
 #include "cpu/pages.h"
@@ -42,6 +45,36 @@ void Zero(const ConvProblem& p, const ConvBuffers& buffers,
   executor.ParallelFor(CeilDiv(bytes, kPiece), [&](int64_t i) {
     std::memset(y + i * kPiece, 0, std::min(kPiece, bytes - i * kPiece));
   });
+}
+
+// Runs with the workspace, or with memory of its own where that is too small:
+// it was planned for another number of threads, or for another machine.
+Status WithWorkspace(
+    int64_t bytes, const ConvBuffers& buffers, const Executor& executor,
+    const std::function<Status(const ConvBuffers&, const Executor&)>& run) {
+  constexpr int64_t kAlign = 4096;
+  if (buffers.workspace_bytes >= bytes) return run(buffers, executor);
+  const std::unique_ptr<void, decltype(&std::free)> memory(
+      std::aligned_alloc(kAlign, CeilDiv(bytes, kAlign) * kAlign), &std::free);
+  if (memory == nullptr) return Status::Error("conv: out of memory.");
+  ConvBuffers own = buffers;
+  own.workspace = memory.get();
+  own.workspace_bytes = bytes;
+  return run(own, executor);
+}
+
+Status ChooseDepthwise(const ConvProblem& problem, ConvKernel* kernel) {
+  kernel->implementation = "depthwise";
+  kernel->workspace = DepthwiseWorkspace(problem, ProcessorCount());
+  kernel->run = [problem](const ConvBuffers& buffers,
+                          const Executor& executor) {
+    return WithWorkspace(DepthwiseWorkspace(problem, executor.num_threads()),
+                         buffers, executor,
+                         [&](const ConvBuffers& b, const Executor& e) {
+                           return Depthwise(problem, b, e);
+                         });
+  };
+  return Status::Ok();
 }
 
 // Whether a bias of this type is below zero; NaN is not.
@@ -161,7 +194,9 @@ Status ChooseConvKernel(const ConvProblem& problem, ConvKernel* kernel) {
     };
     return Status::Ok();
   }
-  Status status = ChooseOnednnConv(cropped, kernel);
+  Status status = DepthwiseSupports(cropped)
+                      ? ChooseDepthwise(cropped, kernel)
+                      : ChooseOnednnConv(cropped, kernel);
   if (!status.ok()) {
     return Status::Error("conv: no kernel on this machine for " +
                          Text(problem) + " (" + status.message +
@@ -186,7 +221,7 @@ Status Conv(const ConvKernel& kernel, const ConvBuffers& buffers,
   const ConvProblem& problem = kernel.problem;
   TouchPages(ResultOf(problem, buffers),
              ResultSize(problem) * ItemSize(problem.result), executor);
-  return kernel.run(buffers, executor);
+  return WithWorkspace(kernel.workspace, buffers, executor, kernel.run);
 }
 
 }  // namespace jax_layout

@@ -10,10 +10,12 @@
 #include "core/conv_problem.h"
 #include "core/status.h"
 #include "cpu/executor.h"
+#include "cpu/gemm_matvec.h"
 
 namespace jax_layout {
 
-// Whether these kernels compute the problem, and serve it better than a library.
+// Whether these kernels compute the problem, and serve it better than a
+// library.
 bool DepthwiseSupports(const ConvProblem& problem);
 
 // Scratch memory that a call needs, in bytes.
@@ -21,6 +23,10 @@ int64_t DepthwiseWorkspace(const ConvProblem& problem, int num_threads);
 
 Status Depthwise(const ConvProblem& problem, const ConvBuffers& buffers,
                  const Executor& executor);
+
+// In one of the instruction sets that the processor has.
+Status Depthwise(const ConvProblem& problem, const ConvBuffers& buffers,
+                 const Executor& executor, Floats floats);
 
 }  // namespace jax_layout
 

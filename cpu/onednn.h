@@ -28,6 +28,7 @@ namespace jax_layout {
   X(memory_desc_destroy)                                \
   X(memory_desc_equal)                                  \
   X(memory_desc_get_size)                               \
+  X(memory_desc_query)                                  \
   X(memory_destroy)                                     \
   X(memory_set_data_handle)                             \
   X(post_ops_append_eltwise)                            \
