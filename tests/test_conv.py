@@ -55,11 +55,13 @@ def in_torch(name, *arrays, ct=None, relu=False, **arguments):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "format"),
-    [*(("float32", f) for f in FORMATS), ("bfloat16", "NHWC"), ("float16", "NCHW16c"),
-     ("float64", "NCHW16c")],
-)  # fmt: skip
-@pytest.mark.parametrize("case", CONV)
+    ("case", "dtype", "format"),
+    [
+        *itertools.product(CONV, ["float32"], FORMATS),
+        *itertools.product(CONV, ["bfloat16"], ["NHWC"]),
+        *itertools.product(["groups"], ["float16", "float64"], ["NCHW16c"]),
+    ],
+)
 def test_conv_with_bias_and_relu(case, format, dtype):
     x, weight, arguments = CONV[case]
     args = operands(x, weight, weight[0], dtype)
