@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An Equinox layer; import it where Equinox is installed."""
+"""Equinox layers; import them where Equinox is installed."""
 
 from __future__ import annotations
 
@@ -51,3 +51,26 @@ class Linear(eqx.Module):
     def __call__(self, x: Array, *, key: Any = None) -> Array:
         """The layer applied to `(..., in_features)`; key is not used."""
         return jl.linear(x, self.weight, self.bias, activation=self.activation)
+
+
+class Conv(eqx.nn.Conv):
+    """`equinox.nn.Conv` on the kernels of this package.
+
+    >>> layer = Conv(2, 3, 8, kernel_size=3, key=jax.random.key(0))
+    >>> jax.vmap(layer)(jax.numpy.ones((4, 3, 10, 10), "float32")).shape
+    (4, 8, 8, 8)
+    """
+
+    def __call__(self, x: Array, *, key: Any = None) -> Array:
+        """The layer applied to `(in_channels, *spatial)`; key is not used."""
+        if x.ndim != self.num_spatial_dims + 1 or self.padding_mode != "ZEROS":
+            return super().__call__(x, key=key)
+        y = jl.conv_general_dilated(
+            x[None],
+            self.weight,
+            self.stride,
+            self.padding,
+            rhs_dilation=self.dilation,
+            feature_group_count=self.groups,
+        )[0]
+        return y if self.bias is None else y + self.bias

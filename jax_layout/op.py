@@ -45,12 +45,17 @@ class Kernel:
       aliases: operand -> result that is written over it.
       workspace: bytes of scratch memory, which the kernel sees as one more
         result. In XLA's hands, it is safe in a captured CUDA graph.
+      operand_layouts: the axes of each operand in the order of memory, the slowest
+        to change first. Left out, operands are row-major. XLA sees to it.
+      result_layouts: the same of the results.
     """
 
     attributes: Mapping[str, Any]
     target: str | None = None
     aliases: Mapping[int, int] = dataclasses.field(default_factory=dict)
     workspace: int = 0
+    operand_layouts: Sequence[Sequence[int]] | None = None
+    result_layouts: Sequence[Sequence[int]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +77,8 @@ class Op:
       batch: `batch(operands, dims, **params)`: the result and its batch axis.
       sharding: `sharding(*avals, **params)`: names every axis, in the notation of
         Shardy's rules ("m k, k n -> m n"). An axis the result lacks is summed
-        over. Without a rule, programs over several devices run the `lax` function.
+        over; one named in capitals must be whole on every device. Without a rule,
+        programs over several devices run the `lax` function.
       in_parts: `in_parts(total, *operands, **params)`: the result on devices that
         each hold a part of a summed axis; `total` sums over the devices. Left
         out, the result of each is summed.
@@ -216,14 +222,25 @@ def _custom_call(
     op: Op, kernel: Kernel, ctx: mlir.LoweringRuleContext, *operands: Any
 ) -> Any:
     results = len(ctx.avals_out)
+    result_layouts = kernel.result_layouts
     if kernel.workspace:
+        if result_layouts is not None:
+            result_layouts = [*result_layouts, (0,)]
         scratch = jax.core.ShapedArray((kernel.workspace,), np.dtype(np.uint8))
         ctx = ctx.replace(avals_out=[*ctx.avals_out, scratch])
     lowering = jax.ffi.ffi_lowering(
         kernel.target or f"jax_layout_{op.name}",
         operand_output_aliases=dict(kernel.aliases),
+        operand_layouts=_fastest_first(kernel.operand_layouts),
+        result_layouts=_fastest_first(result_layouts),
     )
     return lowering(ctx, *operands, **kernel.attributes)[:results]
+
+
+def _fastest_first(
+    layouts: Sequence[Sequence[int]] | None,
+) -> list[tuple[int, ...]] | None:
+    return None if layouts is None else [tuple(axes)[::-1] for axes in layouts]
 
 
 def _partitioned(
@@ -235,20 +252,24 @@ def _partitioned(
     ]
     operand_axes, result_axes = sides
     kept = {name for names in result_axes for name in names}
-    reduced = sorted({n for names in operand_axes for n in names} - kept)
+    # In the order of their appearance, as Shardy wants them.
+    every = dict.fromkeys(n for side in sides for names in side for n in names)
+    whole = [name for name in every if name.isupper()]
+    reduced = [name for name in every if name not in kept and name not in whole]
 
     def partition(mesh: Any, args: Any, result: Any) -> Any:
         results = list(result) if op.multiple_results else [result]
         # Each axis follows the result's axis of its name.
         placed: dict[str, Any] = {}
         for names, value in zip(result_axes, results, strict=True):
-            placed |= {n: a for n, a in zip(names, _spec(value), strict=True) if a}
+            axes_of = zip(names, _spec(value), strict=True)
+            placed |= {n: a for n, a in axes_of if a and n not in whole}
         # An axis that the result lacks may stay sharded, and be summed over, as
         # long as its mesh axes are not in use.
         used = {axis for axes in placed.values() for axis in axes}
         for names, value in zip(operand_axes, args, strict=True):
             for name, axes in zip(names, _spec(value), strict=True):
-                if name not in kept and name not in placed and not used & set(axes):
+                if name in reduced and name not in placed and not used & set(axes):
                     placed[name] = axes
                     used |= set(axes)
         total = tuple(axis for name in reduced for axis in placed.get(name, ()))
@@ -280,7 +301,10 @@ def _partitioned(
 
     function = custom_partitioning(lambda *operands: per_device(*operands))
     function.def_partition(
-        partition, sharding_rule=rule, reduction_factors=tuple(reduced)
+        partition,
+        sharding_rule=rule,
+        reduction_factors=tuple(reduced),
+        need_replication_factors=tuple(whole),
     )
     return function
 

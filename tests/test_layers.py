@@ -9,6 +9,9 @@ import pytest
 import jax_layout as jl
 from hlo import compiled, kernels
 
+IMAGES = jnp.asarray(
+    np.random.default_rng(0).standard_normal((2, 9, 8, 16)), jnp.float32
+)
 X = jnp.asarray(np.random.default_rng(0).standard_normal((4, 64, 128)), jnp.float32)
 
 
@@ -71,6 +74,26 @@ def test_nnx_attention(nnx):
     same_with_gradient(ours, expected, state, X)
 
 
+def test_nnx_conv(nnx):
+    arguments = {"kernel_size": (3, 3), "strides": 2, "feature_group_count": 4}
+    f = jl.conv_general_dilated
+    ours, state = functional(
+        nnx, nnx.Conv(16, 32, conv_general_dilated=f, rngs=nnx.Rngs(0), **arguments)
+    )
+    expected, _ = functional(nnx, nnx.Conv(16, 32, rngs=nnx.Rngs(0), **arguments))
+    same_with_gradient(ours, expected, state, IMAGES)
+
+
+def test_linen_conv():
+    nn = pytest.importorskip("flax.linen")
+    expected = nn.Conv(32, (3, 3), padding="CIRCULAR")
+    ours = nn.Conv(
+        32, (3, 3), padding="CIRCULAR", conv_general_dilated=jl.conv_general_dilated
+    )
+    params = expected.init(jax.random.key(0), IMAGES)
+    same_with_gradient(ours.apply, expected.apply, params, IMAGES)
+
+
 def test_linen_dense():
     nn = pytest.importorskip("flax.linen")
     ours, expected = nn.Dense(96, dot_general=jl.dot_general), nn.Dense(96)
@@ -98,3 +121,19 @@ def test_equinox_linear():
     )
     per_example = jax.vmap(Linear(128, 96, activation="gelu", key=jax.random.key(0)))
     assert per_example(X).shape == (4, 64, 96)
+
+
+@pytest.mark.parametrize("mode", ["ZEROS", "REFLECT"])
+def test_equinox_conv(mode):
+    eqx = pytest.importorskip("equinox")
+    from jax_layout.equinox import Conv
+
+    arguments = {"padding": 1, "groups": 2, "padding_mode": mode, "dtype": "float32"}
+    ours = Conv(2, 16, 32, 3, key=jax.random.key(0), **arguments)
+    expected = eqx.nn.Conv2d(16, 32, 3, key=jax.random.key(0), **arguments)
+    images = jnp.moveaxis(IMAGES, -1, 1)
+    np.testing.assert_allclose(
+        jax.vmap(ours)(images), jax.vmap(expected)(images), atol=1e-4
+    )
+    hlo = compiled(jax.vmap(ours), images)
+    assert kernels(hlo) == (1 if mode == "ZEROS" else 0)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The convolutions that the conv benchmark times, alone, in loops and in networks."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import nets
+
+Function = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvCase:
+    """The same work, for jax with a convolution of any make and for torch.
+
+    Attributes:
+      group: the set of cases it belongs to.
+      name: the case.
+      parameters: makes the parameters, arrays in NumPy.
+      x: shape of the input, NCHW or NHWC.
+      jax: `jax(conv_general_dilated)`: a function of the parameters and the input.
+      torch: `torch(module)`, the same.
+      gradient: of the sum of squares, by the parameters and the input.
+      channels_last: the input is NHWC; of torch's, in memory.
+    """
+
+    group: str
+    name: str
+    parameters: Callable[[], Any]
+    x: tuple[int, ...]
+    jax: Callable[[Function], Function]
+    torch: Callable[[Any], Function]
+    gradient: bool = False
+    channels_last: bool = False
+
+    @property
+    def config(self) -> dict[str, str]:
+        return {"x": "x".join(map(str, self.x)), "dtype": "float32"}
+
+    def operands(self) -> tuple[Any, np.ndarray]:
+        random = np.random.default_rng(1)
+        return self.parameters(), random.standard_normal(self.x, np.float32)
+
+
+def _single(
+    name: str, x: tuple[int, ...], out: int, kernel: int, groups: int = 1
+) -> list[ConvCase]:
+    n, c, h, w = x
+
+    def forward(layout: str) -> Callable[[Function], Function]:
+        weights = "OIHW" if layout == "NCHW" else "HWIO"
+
+        def with_conv(conv: Function) -> Function:
+            return lambda weight, x: conv(
+                x, weight, (1, 1), "SAME", dimension_numbers=(layout, weights, layout),
+                feature_group_count=groups,
+            )  # fmt: skip
+
+        return with_conv
+
+    def in_torch(torch: Any) -> Function:
+        f = torch.nn.functional.conv2d
+        return lambda weight, x: f(x, weight, None, 1, kernel // 2, 1, groups)
+
+    def weight(layout: str) -> Callable[[], np.ndarray]:
+        shape = (out, c // groups, kernel, kernel)
+        array = np.random.default_rng(0).standard_normal(shape, np.float32)
+        return lambda: array if layout == "NCHW" else array.transpose(2, 3, 1, 0).copy()
+
+    return [
+        ConvCase(
+            "single",
+            f"{name} {layout}{', gradient' if gradient else ''}",
+            weight(layout),
+            x if layout == "NCHW" else (n, h, w, c),
+            forward(layout),
+            in_torch,
+            gradient,
+            layout == "NHWC",
+        )
+        for layout in ("NCHW", "NHWC")
+        for gradient in (False, True)
+    ]
+
+
+def _scan(conv: Function) -> Function:
+    def step(x: Any, w: Any) -> Any:
+        return jax.nn.relu(conv(x, w, (1, 1), "SAME")), None
+
+    return lambda ws, x: jax.lax.scan(step, x, ws)[0]
+
+
+def _torch_scan(torch: Any) -> Function:
+    def run(ws: Any, x: Any) -> Any:
+        for w in ws:
+            x = torch.relu(torch.nn.functional.conv2d(x, w, None, 1, 1))
+        return x
+
+    return run
+
+
+def _fori(conv: Function) -> Function:
+    def run(w: Any, x: Any) -> Any:
+        return jax.lax.fori_loop(0, 2, lambda _, x: conv(x, w, (1,), "VALID"), x)
+
+    return run
+
+
+def _torch_fori(torch: Any) -> Function:
+    conv = torch.nn.functional.conv1d
+    return lambda w, x: conv(conv(x, w), w)
+
+
+def _loops() -> list[ConvCase]:
+    def weights() -> np.ndarray:
+        array = np.random.default_rng(0).standard_normal((4, 64, 64, 3, 3), np.float32)
+        return array / 17
+
+    def ones() -> np.ndarray:
+        return np.full((1000, 1000, 1), 0.5, np.float32)
+
+    x = (4, 64, 28, 28)
+    return [
+        ConvCase("loop", "scan 4x64x28^2", weights, x, _scan, _torch_scan),
+        ConvCase("loop", "scan 4x64x28^2, gradient", weights, x, _scan, _torch_scan,
+                 gradient=True),
+        ConvCase("loop", "fori_loop 1000ch NCW", ones, (1, 1000, 1024), _fori,
+                 _torch_fori),
+    ]  # fmt: skip
+
+
+def _network(
+    name: str, net: Function, parameters: Callable[[], Any], x: tuple[int, ...]
+) -> list[ConvCase]:
+    def case(gradient: bool) -> ConvCase:
+        def with_conv(conv: Function) -> Function:
+            ops = nets.jax_ops(conv, train=gradient)
+            return lambda parameters, x: net(ops, parameters, x)
+
+        def in_torch(torch: Any) -> Function:
+            ops = nets.torch_ops(torch, train=gradient)
+            return lambda parameters, x: net(ops, parameters, x)
+
+        title = f"{name}, batch {x[0]}{', gradient' if gradient else ''}"
+        return ConvCase("network", title, parameters, x, with_conv, in_torch, gradient)
+
+    return [case(False), case(True)]
+
+
+def all_cases() -> dict[str, list[ConvCase]]:
+    return {
+        "single": [
+            *_single("depthwise 64ch 56^2", (8, 64, 56, 56), 64, 3, groups=64),
+            *_single("32 groups 256ch 14^2", (8, 256, 14, 14), 256, 3, groups=32),
+            *_single("3x3 256ch 14^2", (8, 256, 14, 14), 256, 3),
+            *_single("3x3 512ch 7^2", (8, 512, 7, 7), 512, 3),
+        ],
+        "loop": _loops(),
+        "network": [
+            case
+            for name, net, parameters, x in (
+                ("ResNet-18", nets.resnet18, nets.resnet18_parameters, (3, 224, 224)),
+                ("MobileNetV2", nets.mobilenet, nets.mobilenet_parameters,
+                 (24, 56, 56)),
+            )
+            for batch in (1, 8)
+            for case in _network(name, net, parameters, (batch, *x))
+        ],
+    }  # fmt: skip
+
+
+def value(case: ConvCase, f: Function) -> Function:
+    """What is timed of a jax function: its value, or its gradients."""
+    if not case.gradient:
+        return f
+    loss = lambda parameters, x: jnp.sum(f(parameters, x) ** 2)  # noqa: E731
+    both = (0,) if case.group == "network" else (0, 1)
+    return jax.grad(loss, both)
