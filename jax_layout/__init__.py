@@ -12,6 +12,7 @@ from importlib.metadata import version as _version
 from jax_layout.einsum import dot_general, einsum, tensordot
 from jax_layout.geam import geam
 from jax_layout.gemm import GemmPlan, explain_gemm, save_gemms
+from jax_layout.index import index_add, index_select
 from jax_layout.linear import linear
 from jax_layout.matmul import (
     addbmm,
@@ -53,6 +54,8 @@ __all__ = [
     "explain_gemm",
     "geam",
     "gemm",
+    "index_add",
+    "index_select",
     "linear",
     "matmul",
     "matrix_transpose",

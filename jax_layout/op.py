@@ -45,12 +45,15 @@ class Kernel:
       aliases: operand -> result that is written over it.
       workspace: bytes of scratch memory, which the kernel sees as one more
         result. In XLA's hands, it is safe in a captured CUDA graph.
+      prepare: `prepare(*operands)`: the custom call's operands, a sequence made of
+        the operator's in `jax.lax`. Left out, they are the same.
     """
 
     attributes: Mapping[str, Any]
     target: str | None = None
     aliases: Mapping[int, int] = dataclasses.field(default_factory=dict)
     workspace: int = 0
+    prepare: Callable[..., Sequence[Any]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +75,8 @@ class Op:
       batch: `batch(operands, dims, **params)`: the result and its batch axis.
       sharding: `sharding(*avals, **params)`: names every axis, in the notation of
         Shardy's rules ("m k, k n -> m n"). An axis the result lacks is summed
-        over. Without a rule, programs over several devices run the `lax` function.
+        over; one whose name is in capitals is whole on every device. Without a
+        rule, programs over several devices run the `lax` function.
       in_parts: `in_parts(total, *operands, **params)`: the result on devices that
         each hold a part of a summed axis; `total` sums over the devices. Left
         out, the result of each is summed.
@@ -216,6 +220,10 @@ def _custom_call(
     op: Op, kernel: Kernel, ctx: mlir.LoweringRuleContext, *operands: Any
 ) -> Any:
     results = len(ctx.avals_out)
+    if kernel.prepare is not None:
+        prepared = jax.make_jaxpr(kernel.prepare)(*ctx.avals_in).out_avals
+        operands = mlir.lower_fun(kernel.prepare)(ctx, *operands)
+        ctx = ctx.replace(avals_in=prepared)
     if kernel.workspace:
         scratch = jax.core.ShapedArray((kernel.workspace,), np.dtype(np.uint8))
         ctx = ctx.replace(avals_out=[*ctx.avals_out, scratch])
@@ -235,20 +243,22 @@ def _partitioned(
     ]
     operand_axes, result_axes = sides
     kept = {name for names in result_axes for name in names}
-    reduced = sorted({n for names in operand_axes for n in names} - kept)
+    whole = {n for side in sides for names in side for n in names if n.isupper()}
+    reduced = sorted({n for names in operand_axes for n in names} - kept - whole)
 
     def partition(mesh: Any, args: Any, result: Any) -> Any:
         results = list(result) if op.multiple_results else [result]
         # Each axis follows the result's axis of its name.
         placed: dict[str, Any] = {}
         for names, value in zip(result_axes, results, strict=True):
-            placed |= {n: a for n, a in zip(names, _spec(value), strict=True) if a}
+            axes = zip(names, _spec(value), strict=True)
+            placed |= {n: a for n, a in axes if a and n not in whole}
         # An axis that the result lacks may stay sharded, and be summed over, as
         # long as its mesh axes are not in use.
         used = {axis for axes in placed.values() for axis in axes}
         for names, value in zip(operand_axes, args, strict=True):
             for name, axes in zip(names, _spec(value), strict=True):
-                if name not in kept and name not in placed and not used & set(axes):
+                if name not in kept | whole | set(placed) and not used & set(axes):
                     placed[name] = axes
                     used |= set(axes)
         total = tuple(axis for name in reduced for axis in placed.get(name, ()))
@@ -280,7 +290,10 @@ def _partitioned(
 
     function = custom_partitioning(lambda *operands: per_device(*operands))
     function.def_partition(
-        partition, sharding_rule=rule, reduction_factors=tuple(reduced)
+        partition,
+        sharding_rule=rule,
+        reduction_factors=tuple(reduced),
+        need_replication_factors=tuple(sorted(whole)),
     )
     return function
 

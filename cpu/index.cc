@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows that an index names: copied as blocks of the permute are, and summed.
+#include "cpu/index.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "cpu/pages.h"
+#include "cpu/permute.h"
+
+// The loops below are compiled for what memory needs; more is not faster.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define JAX_LAYOUT_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define JAX_LAYOUT_CLONES
+#endif
+#define JAX_LAYOUT_INLINE inline __attribute__((always_inline))
+
+namespace jax_layout {
+namespace {
+
+constexpr int64_t kTaskBytes = 256 << 10;
+// Larger results leave by non-temporal stores.
+constexpr int64_t kStreamBytes = 12 << 20;
+constexpr int64_t kLine = 64;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// --- index_select
+
+constexpr int64_t kRows = 1024;  // resolved at a time
+
+template <int kBytes>
+struct alignas(kBytes) Chunk {
+  char byte[kBytes];
+};
+
+// y[i] = x[at[i]] for elements of kBytes.
+template <int kBytes>
+void Gather(const char* x, const int64_t* at, int64_t rows, char* y) {
+  const auto* from = reinterpret_cast<const Chunk<kBytes>*>(x);
+  auto* to = reinterpret_cast<Chunk<kBytes>*>(y);
+  for (int64_t i = 0; i < rows; ++i) to[i] = from[at[i]];
+}
+
+using GatherFunction = void(const char*, const int64_t*, int64_t, char*);
+
+GatherFunction* GatherOf(int64_t bytes) {
+  switch (bytes) {
+    case 1:
+      return Gather<1>;
+    case 2:
+      return Gather<2>;
+    case 4:
+      return Gather<4>;
+    case 8:
+      return Gather<8>;
+    case 16:
+      return Gather<16>;
+    default:
+      return nullptr;
+  }
+}
+
+// --- index_add
+
+// An element in memory, and in the sum.
+template <typename T>
+struct Plain {
+  using Stored = T;
+  using Sum = T;
+  static Sum Load(Stored v) { return v; }
+  static Stored Store(Sum v) { return v; }
+};
+struct Bf16 {
+  using Stored = uint16_t;
+  using Sum = float;
+  static Sum Load(Stored v) { return FloatOfBf16(v); }
+  static Stored Store(Sum v) { return Bf16OfFloat(v); }
+};
+struct F16 {
+  using Stored = uint16_t;
+  using Sum = float;
+  static Sum Load(Stored v) { return FloatOfF16(v); }
+  static Stored Store(Sum v) { return F16OfFloat(v); }
+};
+
+// A pair of `index` says where a row of source goes. Sorted, those of a row of
+// y are neighbours, in the order in which they are added.
+struct Pair {
+  uint32_t row, source;
+  bool operator<(const Pair& other) const {
+    return row != other.row ? row < other.row : source < other.source;
+  }
+};
+
+constexpr int64_t kSums = 1024;  // elements of a row that are summed at a time
+
+// `width` elements of one row of y: y (if kept) + the rows of source.
+struct RowSum {
+  const char* source;
+  int64_t stride;  // bytes from one row of source to the next
+  const Pair* pairs;
+  int64_t num_pairs;
+  char* y;
+  int64_t width;
+  bool keep;
+  BlockFunction* stream;  // null: ordinary stores
+};
+
+template <typename Element>
+JAX_LAYOUT_INLINE void SumRow(const RowSum& r) {
+  using Stored = typename Element::Stored;
+  typename Element::Sum sum[kSums];
+  auto* y = reinterpret_cast<Stored*>(r.y);
+  const int64_t n = r.width;
+  if (r.keep) {
+    for (int64_t i = 0; i < n; ++i) sum[i] = Element::Load(y[i]);
+  } else {
+    std::fill_n(sum, n, typename Element::Sum{});
+  }
+  for (int64_t k = 0; k < r.num_pairs; ++k) {
+    const auto* source = reinterpret_cast<const Stored*>(
+        r.source + r.pairs[k].source * r.stride);
+    for (int64_t i = 0; i < n; ++i) sum[i] += Element::Load(source[i]);
+  }
+  alignas(kLine) Stored out[kSums];
+  auto* to = r.stream != nullptr ? out : y;
+  for (int64_t i = 0; i < n; ++i) to[i] = Element::Store(sum[i]);
+  if (r.stream == nullptr) return;
+  const int64_t zero = 0;
+  PermuteBlock block = {};
+  block.x = reinterpret_cast<const char*>(out);
+  block.y = r.y;
+  block.x_offset = block.y_offset = &zero;
+  block.rows = block.cols = 1;
+  block.bytes = n * static_cast<int64_t>(sizeof(Stored));
+  block.stream = true;
+  r.stream(block);
+}
+
+// y[at[i]] += source[i], rows of `width` elements; a negative at[i] names none.
+template <typename T>
+JAX_LAYOUT_INLINE void AddRows(const void* source, const int64_t* at,
+                               int64_t rows, int64_t width, void* y) {
+  const auto* from = static_cast<const T*>(source);
+  auto* to = static_cast<T*>(y);
+  if (width == 1) {
+    for (int64_t i = 0; i < rows; ++i) {
+      if (at[i] >= 0) to[at[i]] += from[i];
+    }
+    return;
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    if (at[i] < 0) continue;
+    T* row = to + at[i] * width;
+    for (int64_t k = 0; k < width; ++k) row[k] += from[i * width + k];
+  }
+}
+
+// Clones are made of functions, not of templates.
+#define JAX_LAYOUT_SUMS(NAME, ELEMENT) \
+  JAX_LAYOUT_CLONES void SumRow##NAME(const RowSum& r) { SumRow<ELEMENT>(r); }
+#define JAX_LAYOUT_ADDS(NAME, T)                                       \
+  JAX_LAYOUT_SUMS(NAME, Plain<T>)                                      \
+  JAX_LAYOUT_CLONES void AddRows##NAME(                                \
+      const void* source, const int64_t* at, int64_t rows,             \
+      int64_t width, void* y) {                                        \
+    AddRows<T>(source, at, rows, width, y);                            \
+  }
+JAX_LAYOUT_SUMS(Bf16, Bf16)
+JAX_LAYOUT_SUMS(F16, F16)
+JAX_LAYOUT_ADDS(F32, float)
+JAX_LAYOUT_ADDS(F64, double)
+JAX_LAYOUT_ADDS(I8, uint8_t)
+JAX_LAYOUT_ADDS(I16, uint16_t)
+JAX_LAYOUT_ADDS(I32, uint32_t)
+JAX_LAYOUT_ADDS(I64, uint64_t)
+
+struct AddFunctions {
+  void (*sum_row)(const RowSum&);
+  void (*add_rows)(const void*, const int64_t*, int64_t, int64_t, void*);  // null where sums are wider than elements
+};
+
+AddFunctions FunctionsOf(SumType type) {
+  switch (type) {
+    case SumType::kF32:
+      return {SumRowF32, AddRowsF32};
+    case SumType::kF64:
+      return {SumRowF64, AddRowsF64};
+    case SumType::kBF16:
+      return {SumRowBf16, nullptr};
+    case SumType::kF16:
+      return {SumRowF16, nullptr};
+    case SumType::kI8:
+      return {SumRowI8, AddRowsI8};
+    case SumType::kI16:
+      return {SumRowI16, AddRowsI16};
+    case SumType::kI32:
+      return {SumRowI32, AddRowsI32};
+    default:
+      return {SumRowI64, AddRowsI64};
+  }
+}
+
+template <typename T>
+std::unique_ptr<T[]> Scratch(int64_t n) {
+  return std::unique_ptr<T[]>(new (std::nothrow) T[static_cast<size_t>(n)]);
+}
+
+Status OutOfMemory() { return Status::Error("index_add: out of memory."); }
+
+// The pairs of one batch, sorted; returns how many there are.
+int64_t SortPairs(const IndexPlan& p, const void* index, int64_t first,
+                  Pair* pairs) {
+  const auto row_of = [&](int64_t i) {
+    return ResolveIndex(IndexAt(index, p.wide, first + i), p.extent, p.clip);
+  };
+  // By counting, unless there are far more rows than indices.
+  const auto starts = p.extent <= 16 * p.count ? Scratch<uint32_t>(p.extent + 1)
+                                               : nullptr;
+  int64_t kept = 0;
+  if (starts == nullptr) {
+    for (int64_t i = 0; i < p.count; ++i) {
+      const int64_t row = row_of(i);
+      if (row < 0) continue;
+      pairs[kept++] = {static_cast<uint32_t>(row), static_cast<uint32_t>(i)};
+    }
+    std::sort(pairs, pairs + kept);
+    return kept;
+  }
+  std::fill_n(starts.get(), p.extent + 1, 0u);
+  for (int64_t i = 0; i < p.count; ++i) {
+    const int64_t row = row_of(i);
+    if (row >= 0) ++starts[row + 1];
+  }
+  for (int64_t r = 0; r < p.extent; ++r) starts[r + 1] += starts[r];
+  kept = starts[p.extent];
+  for (int64_t i = 0; i < p.count; ++i) {
+    const int64_t row = row_of(i);
+    if (row < 0) continue;
+    pairs[starts[row]++] = {static_cast<uint32_t>(row),
+                            static_cast<uint32_t>(i)};
+  }
+  return kept;
+}
+
+// Every row of y is written once, by the task that owns it.
+Status AddByRow(const IndexPlan& p, SumType type, const void* index,
+                const char* source, char* y, bool keep,
+                const Executor& executor) {
+  const auto pairs = Scratch<Pair>(p.batch * p.count);
+  const auto kept = Scratch<int64_t>(p.batch);
+  if (pairs == nullptr || kept == nullptr) return OutOfMemory();
+  executor.ParallelFor(p.batch, [&](int64_t b) {
+    kept[b] = SortPairs(p, index, b * p.count, pairs.get() + b * p.count);
+  });
+  const int64_t row_bytes = p.inner_bytes();
+  const int64_t slice = p.extent * row_bytes;
+  const int64_t width = std::min(p.inner, kSums);
+  const int64_t parts = CeilDiv(p.inner, width);  // of a row
+  const int64_t block = std::max<int64_t>(1, kTaskBytes / row_bytes);
+  const int64_t blocks = CeilDiv(p.extent, block);
+  const bool stream = !keep && p.batch * p.outer * slice >= kStreamBytes &&
+                      row_bytes >= 4 * kLine;
+  BlockFunction* copy = stream ? FunctionsOf(BestIsa()).copy : nullptr;
+  const auto sum_row = FunctionsOf(type).sum_row;
+  executor.ParallelFor(p.batch * p.outer * blocks * parts, [&](int64_t task) {
+    const int64_t part = task % parts;
+    const int64_t first = task / parts % blocks * block;
+    const int64_t end = std::min(first + block, p.extent);
+    const int64_t outer = task / parts / blocks;
+    const int64_t batch = outer / p.outer;
+    char* to = y + outer * slice;
+    RowSum sum = {};
+    sum.source = source + outer * p.count * row_bytes +
+                 part * width * p.itemsize;
+    sum.stride = row_bytes;
+    sum.width = std::min(width, p.inner - part * width);
+    sum.keep = keep;
+    sum.stream = copy;
+    const Pair* pair = pairs.get() + batch * p.count;
+    const Pair* last = pair + kept[batch];
+    pair = std::lower_bound(pair, last, Pair{static_cast<uint32_t>(first), 0});
+    // Rows up to `stop` get nothing.
+    int64_t row = first;
+    const auto clear = [&](int64_t stop) {
+      if (parts == 1) {
+        std::memset(to + row * row_bytes, 0, (stop - row) * row_bytes);
+        return;
+      }
+      for (; row < stop; ++row) {
+        std::memset(to + row * row_bytes + part * width * p.itemsize, 0,
+                    sum.width * p.itemsize);
+      }
+    };
+    while (pair != last && pair->row < end) {
+      if (!keep) clear(pair->row);
+      row = pair->row;
+      sum.pairs = pair;
+      while (pair != last && pair->row == row) ++pair;
+      sum.num_pairs = pair - sum.pairs;
+      sum.y = to + row * row_bytes + part * width * p.itemsize;
+      sum_row(sum);
+      ++row;
+    }
+    if (!keep) clear(end);
+    if (stream) FenceStores();
+  });
+  return Status::Ok();
+}
+
+// In the order of the index, a task for each slice, or each part of its rows.
+Status AddInOrder(const IndexPlan& p, SumType type, const void* index,
+                  const char* source, char* y, bool keep,
+                  const Executor& executor) {
+  const auto rows = Scratch<int64_t>(p.batch * p.count);
+  if (rows == nullptr) return OutOfMemory();
+  for (int64_t i = 0; i < p.batch * p.count; ++i) {
+    rows[i] = ResolveIndex(IndexAt(index, p.wide, i), p.extent, p.clip);
+  }
+  const int64_t slice = p.extent * p.inner_bytes();
+  const int64_t slices = p.batch * p.outer;
+  const auto add_rows = FunctionsOf(type).add_rows;
+  const int64_t together = std::max<int64_t>(
+      1, std::min(slices / (2 * executor.num_threads()), kTaskBytes / slice));
+  executor.ParallelFor(CeilDiv(slices, together), [&](int64_t task) {
+    const int64_t end = std::min((task + 1) * together, slices);
+    for (int64_t s = task * together; s < end; ++s) {
+      char* to = y + s * slice;
+      if (!keep) std::memset(to, 0, slice);
+      add_rows(source + s * p.count * p.inner_bytes(),
+               rows.get() + s / p.outer * p.count, p.count, p.inner, to);
+    }
+  });
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
+                   const uint8_t* fill, void* y, const Executor& executor) {
+  const IndexPlan& p = plan;
+  const int64_t row_bytes = p.inner_bytes();
+  const int64_t size = p.batch * p.outer * p.count * row_bytes;
+  TouchPages(static_cast<char*>(y), size, executor);
+  const PermuteFunctions& functions = FunctionsOf(BestIsa());
+  GatherFunction* const gather = GatherOf(row_bytes);
+  BlockFunction* const copy =
+      row_bytes < kLine ? functions.move : functions.copy;
+  // A task: some slices, some rows of each, a part of a row if it is large.
+  const int64_t part = std::min(row_bytes, kTaskBytes);
+  const int64_t parts = CeilDiv(row_bytes, part);
+  const int64_t rows =
+      std::min({p.count, kRows, std::max<int64_t>(1, kTaskBytes / part)});
+  const int64_t blocks = CeilDiv(p.count, rows);
+  const int64_t slices = std::min(
+      p.outer, std::max<int64_t>(1, kTaskBytes / (rows * part)));
+  const int64_t groups = CeilDiv(p.outer, slices);
+  const bool stream = size >= kStreamBytes && row_bytes >= 4 * kLine &&
+                      functions.vector_bytes > 16;
+  executor.ParallelFor(p.batch * groups * blocks * parts, [&](int64_t task) {
+    const int64_t offset = task % parts * part;
+    const int64_t bytes = std::min(part, row_bytes - offset);
+    const int64_t first = task / parts % blocks * rows;
+    const int64_t n = std::min(rows, p.count - first);
+    const int64_t group = task / parts / blocks % groups;
+    const int64_t batch = task / parts / blocks / groups;
+    int64_t at[kRows];
+    int64_t none[kRows];  // rows of y that no row of x goes to
+    int64_t num_none = 0;
+    const int64_t zero = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t row =
+          ResolveIndex(IndexAt(index, p.wide, batch * p.count + first + i),
+                       p.extent, p.clip);
+      if (row < 0) none[num_none++] = i;
+      at[i] = std::max<int64_t>(row, 0) * (gather != nullptr ? 1 : row_bytes);
+    }
+    const int64_t end = std::min((group + 1) * slices, p.outer);
+    for (int64_t o = group * slices; o < end; ++o) {
+      const int64_t slice = batch * p.outer + o;
+      const char* from = static_cast<const char*>(x) +
+                         slice * p.extent * row_bytes + offset;
+      char* to = static_cast<char*>(y) +
+                 (slice * p.count + first) * row_bytes + offset;
+      if (gather != nullptr) {
+        gather(from, at, n, to);
+      } else {
+        PermuteBlock block = {};
+        block.x = from;
+        block.y = to;
+        block.x_offset = at;
+        block.y_offset = &zero;
+        block.rows = n;
+        block.cols = 1;
+        block.bytes = bytes;
+        block.stream = stream;
+        copy(block);
+      }
+      for (int64_t i = 0; i < num_none; ++i) {
+        char* row = to + none[i] * row_bytes;
+        for (int64_t k = 0; k < bytes; k += p.itemsize) {
+          std::memcpy(row + k, fill, p.itemsize);
+        }
+      }
+    }
+    if (stream) FenceStores();
+  });
+  return Status::Ok();
+}
+
+Status IndexAdd(const IndexPlan& plan, SumType type, const void* index,
+                const int32_t*, const void* source, void* y, bool keep,
+                const Executor& executor) {
+  const IndexPlan& p = plan;
+  const auto* from = static_cast<const char*>(source);
+  auto* to = static_cast<char*>(y);
+  if (!keep) {
+    TouchPages(to, p.batch * p.outer * p.extent * p.inner_bytes(), executor);
+  }
+  const bool many = p.batch * p.outer >= 2 * executor.num_threads();
+  const bool short_rows = p.inner_bytes() < kLine;
+  if (FunctionsOf(type).add_rows != nullptr && (many || short_rows)) {
+    return AddInOrder(p, type, index, from, to, keep, executor);
+  }
+  return AddByRow(p, type, index, from, to, keep, executor);
+}
+
+}  // namespace jax_layout
