@@ -26,12 +26,33 @@ constexpr int64_t kTaskBytes = 256 << 10;
 // Larger results leave by non-temporal stores.
 constexpr int64_t kStreamBytes = 12 << 20;
 constexpr int64_t kLine = 64;
+// Shorter rows are added sooner than sorted.
+constexpr int64_t kLongRow = 1024;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// --- index_select
+constexpr int64_t kRows = 1024;  // indices resolved at a time
 
-constexpr int64_t kRows = 1024;  // resolved at a time
+// Rows that indices [first, first + n) name; returns whether all name one.
+template <typename Index>
+bool ResolveAs(const IndexPlan& p, const void* index, int64_t first, int64_t n,
+               int64_t* rows) {
+  const auto* from = static_cast<const Index*>(index) + first;
+  int64_t all = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    rows[i] = ResolveIndex(from[i], p.extent, p.clip);
+    all |= rows[i];
+  }
+  return all >= 0;
+}
+
+bool Resolve(const IndexPlan& p, const void* index, int64_t first, int64_t n,
+             int64_t* rows) {
+  return p.wide ? ResolveAs<int64_t>(p, index, first, n, rows)
+                : ResolveAs<int32_t>(p, index, first, n, rows);
+}
+
+// --- index_select
 
 template <int kBytes>
 struct alignas(kBytes) Chunk {
@@ -313,27 +334,37 @@ Status AddByRow(const IndexPlan& p, SumType type, const void* index,
   return Status::Ok();
 }
 
-// In the order of the index, a task for each slice, or each part of its rows.
+// In the order of the index, a task for some slices.
 Status AddInOrder(const IndexPlan& p, SumType type, const void* index,
                   const char* source, char* y, bool keep,
                   const Executor& executor) {
-  const auto rows = Scratch<int64_t>(p.batch * p.count);
-  if (rows == nullptr) return OutOfMemory();
-  for (int64_t i = 0; i < p.batch * p.count; ++i) {
-    rows[i] = ResolveIndex(IndexAt(index, p.wide, i), p.extent, p.clip);
-  }
-  const int64_t slice = p.extent * p.inner_bytes();
-  const int64_t slices = p.batch * p.outer;
+  const int64_t row_bytes = p.inner_bytes();
+  const int64_t slice = p.extent * row_bytes;
   const auto add_rows = FunctionsOf(type).add_rows;
-  const int64_t together = std::max<int64_t>(
-      1, std::min(slices / (2 * executor.num_threads()), kTaskBytes / slice));
-  executor.ParallelFor(CeilDiv(slices, together), [&](int64_t task) {
-    const int64_t end = std::min((task + 1) * together, slices);
-    for (int64_t s = task * together; s < end; ++s) {
-      char* to = y + s * slice;
-      if (!keep) std::memset(to, 0, slice);
-      add_rows(source + s * p.count * p.inner_bytes(),
-               rows.get() + s / p.outer * p.count, p.count, p.inner, to);
+  if (!keep) {
+    const int64_t size = p.batch * p.outer * slice;
+    executor.ParallelFor(CeilDiv(size, kTaskBytes), [&](int64_t task) {
+      const int64_t from = task * kTaskBytes;
+      std::memset(y + from, 0, std::min(kTaskBytes, size - from));
+    });
+  }
+  const int64_t together =
+      std::clamp<int64_t>(kTaskBytes / slice, 1,
+                          CeilDiv(p.outer, 2 * executor.num_threads()));
+  const int64_t groups = CeilDiv(p.outer, together);
+  executor.ParallelFor(p.batch * groups, [&](int64_t task) {
+    const int64_t batch = task / groups;
+    const int64_t begin = task % groups * together;
+    const int64_t end = std::min(begin + together, p.outer);
+    int64_t rows[kRows];
+    for (int64_t first = 0; first < p.count; first += kRows) {
+      const int64_t n = std::min(kRows, p.count - first);
+      Resolve(p, index, batch * p.count + first, n, rows);
+      for (int64_t o = batch * p.outer + begin; o < batch * p.outer + end;
+           ++o) {
+        add_rows(source + (o * p.count + first) * row_bytes, rows, n, p.inner,
+                 y + o * slice);
+      }
     }
   });
   return Status::Ok();
@@ -373,12 +404,15 @@ Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
     int64_t none[kRows];  // rows of y that no row of x goes to
     int64_t num_none = 0;
     const int64_t zero = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t row =
-          ResolveIndex(IndexAt(index, p.wide, batch * p.count + first + i),
-                       p.extent, p.clip);
-      if (row < 0) none[num_none++] = i;
-      at[i] = std::max<int64_t>(row, 0) * (gather != nullptr ? 1 : row_bytes);
+    if (!Resolve(p, index, batch * p.count + first, n, at)) {
+      for (int64_t i = 0; i < n; ++i) {
+        if (at[i] >= 0) continue;
+        none[num_none++] = i;
+        at[i] = 0;
+      }
+    }
+    if (gather == nullptr) {
+      for (int64_t i = 0; i < n; ++i) at[i] *= row_bytes;
     }
     const int64_t end = std::min((group + 1) * slices, p.outer);
     for (int64_t o = group * slices; o < end; ++o) {
@@ -423,8 +457,8 @@ Status IndexAdd(const IndexPlan& plan, SumType type, const void* index,
     TouchPages(to, p.batch * p.outer * p.extent * p.inner_bytes(), executor);
   }
   const bool many = p.batch * p.outer >= 2 * executor.num_threads();
-  const bool short_rows = p.inner_bytes() < kLine;
-  if (FunctionsOf(type).add_rows != nullptr && (many || short_rows)) {
+  if (FunctionsOf(type).add_rows != nullptr &&
+      (many || p.inner_bytes() < kLongRow)) {
     return AddInOrder(p, type, index, from, to, keep, executor);
   }
   return AddByRow(p, type, index, from, to, keep, executor);
