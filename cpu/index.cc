@@ -28,28 +28,42 @@ constexpr int64_t kStreamBytes = 12 << 20;
 constexpr int64_t kLine = 64;
 // Shorter rows are added sooner than sorted.
 constexpr int64_t kLongRow = 1024;
+constexpr int64_t kAhead = 8;  // rows that are prefetched
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr int64_t kRows = 1024;  // indices resolved at a time
 
-// Rows that indices [first, first + n) name; returns whether all name one.
+// As ResolveIndex, for all; returns whether all name a row.
 template <typename Index>
-bool ResolveAs(const IndexPlan& p, const void* index, int64_t first, int64_t n,
-               int64_t* rows) {
-  const auto* from = static_cast<const Index*>(index) + first;
+JAX_LAYOUT_INLINE bool ResolveAll(const Index* index, int64_t n, int64_t extent,
+                                  bool clip, int64_t* rows) {
   int64_t all = 0;
   for (int64_t i = 0; i < n; ++i) {
-    rows[i] = ResolveIndex(from[i], p.extent, p.clip);
+    const int64_t at = index[i] + (index[i] < 0 ? extent : 0);
+    const int64_t outside = clip ? (at < 0 ? 0 : extent - 1) : -1;
+    rows[i] = at >= 0 && at < extent ? at : outside;
     all |= rows[i];
   }
   return all >= 0;
 }
 
+JAX_LAYOUT_CLONES bool ResolveNarrow(const int32_t* index, int64_t n,
+                                     int64_t extent, bool clip, int64_t* rows) {
+  return ResolveAll(index, n, extent, clip, rows);
+}
+
+JAX_LAYOUT_CLONES bool ResolveWide(const int64_t* index, int64_t n,
+                                   int64_t extent, bool clip, int64_t* rows) {
+  return ResolveAll(index, n, extent, clip, rows);
+}
+
 bool Resolve(const IndexPlan& p, const void* index, int64_t first, int64_t n,
              int64_t* rows) {
-  return p.wide ? ResolveAs<int64_t>(p, index, first, n, rows)
-                : ResolveAs<int32_t>(p, index, first, n, rows);
+  return p.wide ? ResolveWide(static_cast<const int64_t*>(index) + first, n,
+                              p.extent, p.clip, rows)
+                : ResolveNarrow(static_cast<const int32_t*>(index) + first, n,
+                                p.extent, p.clip, rows);
 }
 
 // --- index_select
@@ -163,22 +177,27 @@ JAX_LAYOUT_INLINE void SumRow(const RowSum& r) {
   r.stream(block);
 }
 
-// y[at[i]] += source[i], rows of `width` elements; a negative at[i] names none.
+// y[at[i]] += source[i], for `width` elements of rows that are `stride` apart; a
+// negative at[i] names none.
 template <typename T>
 JAX_LAYOUT_INLINE void AddRows(const void* source, const int64_t* at,
-                               int64_t rows, int64_t width, void* y) {
+                               int64_t rows, int64_t width, int64_t stride,
+                               void* y) {
   const auto* from = static_cast<const T*>(source);
   auto* to = static_cast<T*>(y);
-  if (width == 1) {
+  if (stride == 1) {
     for (int64_t i = 0; i < rows; ++i) {
       if (at[i] >= 0) to[at[i]] += from[i];
     }
     return;
   }
   for (int64_t i = 0; i < rows; ++i) {
+    const int64_t next = at[std::min(i + kAhead, rows - 1)] * stride;
+    __builtin_prefetch(to + next, 1);
+    __builtin_prefetch(to + next + width - 1, 1);
     if (at[i] < 0) continue;
-    T* row = to + at[i] * width;
-    for (int64_t k = 0; k < width; ++k) row[k] += from[i * width + k];
+    T* row = to + at[i] * stride;
+    for (int64_t k = 0; k < width; ++k) row[k] += from[i * stride + k];
   }
 }
 
@@ -189,8 +208,8 @@ JAX_LAYOUT_INLINE void AddRows(const void* source, const int64_t* at,
   JAX_LAYOUT_SUMS(NAME, Plain<T>)                                      \
   JAX_LAYOUT_CLONES void AddRows##NAME(                                \
       const void* source, const int64_t* at, int64_t rows,             \
-      int64_t width, void* y) {                                        \
-    AddRows<T>(source, at, rows, width, y);                            \
+      int64_t width, int64_t stride, void* y) {                        \
+    AddRows<T>(source, at, rows, width, stride, y);                    \
   }
 JAX_LAYOUT_SUMS(Bf16, Bf16)
 JAX_LAYOUT_SUMS(F16, F16)
@@ -203,7 +222,8 @@ JAX_LAYOUT_ADDS(I64, uint64_t)
 
 struct AddFunctions {
   void (*sum_row)(const RowSum&);
-  void (*add_rows)(const void*, const int64_t*, int64_t, int64_t, void*);  // null where sums are wider than elements
+  void (*add_rows)(const void*, const int64_t*, int64_t, int64_t, int64_t,
+                   void*);  // null where sums are wider than elements
 };
 
 AddFunctions FunctionsOf(SumType type) {
@@ -334,7 +354,8 @@ Status AddByRow(const IndexPlan& p, SumType type, const void* index,
   return Status::Ok();
 }
 
-// In the order of the index, a task for some slices.
+// In the order of the index: a task owns some slices of y, or a part of the
+// rows of one.
 Status AddInOrder(const IndexPlan& p, SumType type, const void* index,
                   const char* source, char* y, bool keep,
                   const Executor& executor) {
@@ -348,13 +369,20 @@ Status AddInOrder(const IndexPlan& p, SumType type, const void* index,
       std::memset(y + from, 0, std::min(kTaskBytes, size - from));
     });
   }
+  const int64_t wanted = 2 * executor.num_threads();  // tasks
   const int64_t together =
-      std::clamp<int64_t>(kTaskBytes / slice, 1,
-                          CeilDiv(p.outer, 2 * executor.num_threads()));
+      std::clamp<int64_t>(kTaskBytes / slice, 1, CeilDiv(p.outer, wanted));
   const int64_t groups = CeilDiv(p.outer, together);
-  executor.ParallelFor(p.batch * groups, [&](int64_t task) {
-    const int64_t batch = task / groups;
-    const int64_t begin = task % groups * together;
+  const int64_t lines = CeilDiv(row_bytes, 2 * kLine);
+  const int64_t width =  // whole lines, and the one that a neighbour fetches
+      CeilDiv(lines, CeilDiv(wanted, p.batch * groups)) * 2 * kLine /
+      p.itemsize;
+  const int64_t parts = CeilDiv(p.inner, width);
+  executor.ParallelFor(p.batch * groups * parts, [&](int64_t task) {
+    const int64_t column = task % parts * width;
+    const int64_t group = task / parts % groups;
+    const int64_t batch = task / parts / groups;
+    const int64_t begin = group * together;
     const int64_t end = std::min(begin + together, p.outer);
     int64_t rows[kRows];
     for (int64_t first = 0; first < p.count; first += kRows) {
@@ -362,8 +390,10 @@ Status AddInOrder(const IndexPlan& p, SumType type, const void* index,
       Resolve(p, index, batch * p.count + first, n, rows);
       for (int64_t o = batch * p.outer + begin; o < batch * p.outer + end;
            ++o) {
-        add_rows(source + (o * p.count + first) * row_bytes, rows, n, p.inner,
-                 y + o * slice);
+        const int64_t offset = column * p.itemsize;
+        add_rows(source + (o * p.count + first) * row_bytes + offset, rows, n,
+                 std::min(width, p.inner - column), p.inner,
+                 y + o * slice + offset);
       }
     }
   });
@@ -458,7 +488,7 @@ Status IndexAdd(const IndexPlan& plan, SumType type, const void* index,
   }
   const bool many = p.batch * p.outer >= 2 * executor.num_threads();
   if (FunctionsOf(type).add_rows != nullptr &&
-      (many || p.inner_bytes() < kLongRow)) {
+      (keep || many || p.inner_bytes() < kLongRow)) {
     return AddInOrder(p, type, index, from, to, keep, executor);
   }
   return AddByRow(p, type, index, from, to, keep, executor);

@@ -26,7 +26,7 @@ from jax_layout.matmul import (
     matmul,
     mm,
 )
-from jax_layout.op import Kernel, Op, define
+from jax_layout.op import Kernel, Op, batch_of, define, jvp_of, operators
 from jax_layout.permute import (
     matrix_transpose,
     moveaxis,
@@ -47,6 +47,7 @@ __all__ = [
     "addmm_",
     "baddbmm",
     "baddbmm_",
+    "batch_of",
     "bmm",
     "define",
     "dot_general",
@@ -56,11 +57,13 @@ __all__ = [
     "gemm",
     "index_add",
     "index_select",
+    "jvp_of",
     "linear",
     "matmul",
     "matrix_transpose",
     "mm",
     "moveaxis",
+    "operators",
     "permute",
     "save_gemms",
     "swapaxes",

@@ -441,7 +441,7 @@ def _add_kernel(
     deterministic: bool,
 ) -> Kernel | None:
     dtype = source.dtype
-    if dtype.name not in _SUMMED or source.size == 0 or extent == 0:
+    if source.size == 0 or extent == 0:
         return None
     if max(extent, index.shape[-1]) >= 2**31:
         return None  # rows are counted in 32 bits
@@ -537,5 +537,6 @@ index_add_p = define(
         batch=_add_batch,
         sharding=_add_sharding,
         in_parts=_add_in_parts,
+        dtypes=_SUMMED,
     )
 )

@@ -315,6 +315,7 @@ linear_p = define(
         sharding=_sharding,
         in_parts=_in_parts,
         multiple_results=True,
+        dtypes=GEMM_DTYPES,
     )
 )
 
@@ -457,6 +458,7 @@ linear_grad_p = define(
         sharding=_grad_sharding,
         in_parts=_grad_in_parts,
         multiple_results=True,
+        dtypes=GEMM_DTYPES,
     )
 )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -81,6 +82,9 @@ class Op:
         each hold a part of a summed axis; `total` sums over the devices. Left
         out, the result of each is summed.
       multiple_results: whether the operator returns a sequence.
+      platforms: jax's names of the platforms that `kernel` is asked for.
+      dtypes: names of the dtypes of the first result that kernels can make; others
+        run the `lax` function. Left out, it can be any.
     """
 
     name: str
@@ -92,17 +96,56 @@ class Op:
     sharding: Callable[..., str] | None = None
     in_parts: Callable[..., Any] | None = None
     multiple_results: bool = False
+    platforms: Sequence[str] = ("cpu", "cuda")
+    dtypes: Sequence[str] | None = None
 
 
-def define(op: Op) -> Callable[..., Any]:
+_operators: dict[str, Op] = {}
+
+
+def operators() -> Mapping[str, Op]:
+    """The records of all operators that are defined, by name.
+
+    >>> sorted(operators()["permute"].platforms)
+    ['cpu', 'cuda']
+    """
+    return types.MappingProxyType(_operators)
+
+
+def define(
+    op: Op, handlers: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """Makes the primitive of a record.
 
     Args:
       op: the record.
+      handlers: jax's name of a platform, "cpu" or "cuda", -> the handler of the
+        operator's FFI target, as `jax.ffi.register_ffi_target` takes it: a capsule,
+        or a dictionary of them by stage. On platforms without one the operator is
+        its `lax` function. Left out, the handlers are those of this package.
 
     Returns:
       the function that applies the operator: `f(*operands, **params)`.
+
+    Raises:
+      ValueError: if there is an operator of this name, or a platform is unknown.
+
+    >>> def f(x): return 2 * jax.lax.sin(x)
+    >>> twice_sin = define(Op(name="twice_sin", lax=f, jvp=jvp_of(f)))
+    >>> round(float(jax.grad(twice_sin)(0.0)), 3)
+    2.0
     """
+    if op.name in _operators:
+        raise ValueError(f"define: there is an operator named {op.name!r} already.")
+    for platform, handler in (handlers or {}).items():
+        if platform not in _PLATFORMS:
+            raise ValueError(
+                f"define: {op.name} has handlers for {', '.join(_PLATFORMS)} at most, "
+                f"got one for {platform!r}."
+            )
+        _backends.register_handler(f"jax_layout_{op.name}", handler, platform)
+    _operators[op.name] = op
+
     primitive = Primitive(op.name)
     primitive.multiple_results = op.multiple_results
 
@@ -114,8 +157,9 @@ def define(op: Op) -> Callable[..., Any]:
 
     fallback = mlir.lower_fun(op.lax, multiple_results=op.multiple_results)
     mlir.register_lowering(primitive, fallback)
-    for platform in _PLATFORMS if op.kernel is not None else ():
-        if _backends.available(platform):
+    for platform in op.platforms if op.kernel is not None else ():
+        ours = handlers is None and _backends.available(platform)
+        if ours or platform in (handlers or {}):
             rule = functools.partial(_lower, op, apply, fallback, platform)
             mlir.register_lowering(primitive, rule, platform=platform)
     _compat.needs_devices_to_lower(primitive)
@@ -124,11 +168,24 @@ def define(op: Op) -> Callable[..., Any]:
         ad.primitive_jvps[primitive] = op.jvp
     elif op.transpose is not None:
         ad.primitive_jvps[primitive] = functools.partial(_multilinear_jvp, apply)
-    if op.transpose is not None:
-        ad.primitive_transposes[primitive] = op.transpose
-    if op.batch is not None:
-        batching.primitive_batchers[primitive] = op.batch
+    else:
+        ad.primitive_jvps[primitive] = _missing(op, "jvp", "differentiated")
+    ad.primitive_transposes[primitive] = op.transpose or _missing(
+        op, "transpose", "transposed"
+    )
+    batching.primitive_batchers[primitive] = op.batch or _missing(
+        op, "batch", "mapped by vmap"
+    )
     return apply
+
+
+def _missing(op: Op, rule: str, what: str) -> Callable[..., Any]:
+    def complain(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(
+            f"{op.name}: cannot be {what}, as its record has no {rule!r} rule."
+        )
+
+    return complain
 
 
 def jvp_of(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,7 +259,9 @@ def _lower(
     **params: Any,
 ) -> Any:
     assert op.kernel is not None
-    kernel = op.kernel(platform, *ctx.avals_in, **params)
+    kernel = None
+    if op.dtypes is None or ctx.avals_out[0].dtype.name in op.dtypes:
+        kernel = op.kernel(platform, *ctx.avals_in, **params)
     # XLA sums unreduced operands where it pleases; only lax knows to leave them.
     if kernel is None or any(map(_compat.is_unreduced, ctx.avals_in)):
         return fallback(ctx, *operands, **params)
