@@ -39,14 +39,17 @@ JAX_LAYOUT_HOST_DEVICE inline uint16_t Bf16OfFloat(float f) {
   return static_cast<uint16_t>(f != f ? 0x7fc0 : rounded);
 }
 
-// Exponent and mantissa move by 13 bits, and the exponent's bias by 112.
+// Exponent and mantissa move by 13 bits, and the exponent's bias by 112. Threads
+// that take subnormal float32 for zero, as XLA's do, get subnormal halves too.
 JAX_LAYOUT_HOST_DEVICE inline float FloatOfF16(uint16_t h) {
   const uint32_t magnitude = static_cast<uint32_t>(h & 0x7fff) << 13;
-  // The product is exact, and makes normal numbers of subnormal ones.
-  const uint32_t finite = BitsOfFloat(FloatOfBits(magnitude) * 0x1p112f);
-  const uint32_t special = magnitude >= 0x0f800000 ? 0x7f800000 : 0;
-  return FloatOfBits(finite | special | static_cast<uint32_t>(h & 0x8000)
-                                            << 16);
+  const uint32_t normal = magnitude + (112u << 23);
+  const uint32_t special = magnitude | 0x7f800000;
+  const uint32_t subnormal =
+      BitsOfFloat(FloatOfBits(magnitude + (113u << 23)) - 0x1p-14f);
+  uint32_t bits = magnitude < 0x00800000 ? subnormal : normal;
+  bits = magnitude >= 0x0f800000 ? special : bits;
+  return FloatOfBits(bits | static_cast<uint32_t>(h & 0x8000) << 16);
 }
 
 // To the nearest, ties to even; a NaN stays one.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -22,6 +23,10 @@ from jax_layout.matmul import arrays, scalar
 from jax_layout.op import Kernel, Op, define
 
 Mode = Literal["fill", "clip", "error"]
+
+# On a CPU, XLA's own loop is as fast where few slices have rows of few bytes.
+_CPU_MIN_SLICES = 8
+_CPU_MIN_ROW_BYTES = 64
 
 # Parts of complex numbers are summed as the real types, unsigned integers as signed.
 _SUMMED = (
@@ -288,6 +293,11 @@ def _insert(x: Array, dim: int | None, to: int, size: int) -> Array:
     return jnp.moveaxis(x, dim, to)
 
 
+def _small_rows(x: Any, axis: int) -> bool:
+    slices, row = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    return slices < _CPU_MIN_SLICES and row * x.dtype.itemsize < _CPU_MIN_ROW_BYTES
+
+
 def _whole_bytes(dtype: Any) -> bool:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return False  # PRNG keys and their like
@@ -329,6 +339,8 @@ def _select_kernel(
     platform: str, x: Any, index: Any, *, axis: int, mode: str
 ) -> Kernel | None:
     if not _whole_bytes(x.dtype) or x.size == 0 or index.size == 0:
+        return None
+    if platform == "cpu" and _small_rows(x, axis):
         return None
     fill = np.frombuffer(_fill_value(x.dtype, mode).tobytes(), np.uint8)
     return Kernel({"axis": np.int64(axis), "clip": mode == "clip", "fill": fill})
@@ -447,6 +459,8 @@ def _add_kernel(
         return None  # rows are counted in 32 bits
     attributes = {"axis": np.int64(axis), "clip": clip}
     if platform == "cpu":
+        if dtype.itemsize > 2 and _small_rows(source, axis):
+            return None
         aliases = {2: 0} if x else {}
         return Kernel(attributes | {"sorted": False, "keep": bool(x)}, aliases=aliases)
     sort = deterministic or dtype.name not in _ATOMIC

@@ -28,6 +28,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jax_layout import _compat
 from jax_layout.gemm import (
+    GEMM_DTYPES,
     accumulator,
     contract,
     gemm_kernel,
