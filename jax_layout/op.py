@@ -79,8 +79,9 @@ class Op:
         over; one whose name is in capitals is whole on every device. Without a
         rule, programs over several devices run the `lax` function.
       in_parts: `in_parts(total, *operands, **params)`: the result on devices that
-        each hold a part of a summed axis; `total` sums over the devices. Left
-        out, the result of each is summed.
+        each hold a part of an axis that some result lacks. `total(value)` sums over
+        the devices along all axes that every result lacks, `total(value, *names)`
+        along those named. Left out, the results of each are so summed.
       multiple_results: whether the operator returns a sequence.
       platforms: jax's names of the platforms that `kernel` is asked for.
       dtypes: names of the dtypes of the first result that kernels can make; others
@@ -320,20 +321,20 @@ def _partitioned(
                 if name not in kept | whole | set(placed) and not used & set(axes):
                     placed[name] = axes
                     used |= set(axes)
-        total = tuple(axis for name in reduced for axis in placed.get(name, ()))
+        in_parts = op.in_parts is not None and any(
+            name not in names for name in placed for names in result_axes
+        )
+
+        def total(value: Any, *names: str) -> Any:
+            axes = [axis for name in names or reduced for axis in placed.get(name, ())]
+            return jax.lax.psum(value, tuple(axes)) if axes else value
 
         def body(*operands: Array) -> Any:
             # What a device computes is placed already, whatever mesh is current.
             with jax.sharding.use_abstract_mesh(_NO_MESH):
-                return on_device(*operands)
-
-        def on_device(*operands: Array) -> Any:
-            if not total:
-                return per_device(*operands)
-            sum_up = functools.partial(jax.lax.psum, axis_name=total)
-            if op.in_parts is not None:
-                return op.in_parts(sum_up, *operands, **params)
-            return sum_up(per_device(*operands))
+                if op.in_parts is not None and in_parts:
+                    return op.in_parts(total, *operands, **params)
+                return total(per_device(*operands))
 
         def shardings(side: list[list[str]]) -> tuple[NamedSharding, ...]:
             specs = [[placed.get(name) or None for name in names] for names in side]
