@@ -247,21 +247,6 @@ def test_prepared_operands():
     assert kernels(compiled(gram, a)) == 1
 
 
-def test_an_axis_in_capitals_is_whole_on_every_device(auto_mesh):
-    """Rows are gathered, not summed over, and the other axis stays as it is."""
-    reverse = jl.define(
-        jl.Op(
-            "toy_reverse",
-            lax=lambda x: x[::-1],
-            kernel=lambda *_: jl.Kernel({}, target="jax_layout_permute"),
-            sharding=lambda x: "N k -> N k",
-            dtypes=(),
-        )
-    )
-    a, _ = matrices(auto_mesh, P("a", "b"), P())
-    np.testing.assert_array_equal(jax.jit(reverse)(a), np.asarray(a)[::-1])
-
-
 def test_several_results(auto_mesh):
     both = jl.define(
         jl.Op(
