@@ -39,8 +39,9 @@ JAX_LAYOUT_HOST_DEVICE inline uint16_t Bf16OfFloat(float f) {
   return static_cast<uint16_t>(f != f ? 0x7fc0 : rounded);
 }
 
-// Exponent and mantissa move by 13 bits, and the exponent's bias by 112. Threads
-// that take subnormal float32 for zero, as XLA's do, get subnormal halves too.
+// Exponent and mantissa move by 13 bits, and the exponent's bias by 112.
+// Threads that take subnormal float32 for zero, as XLA's do, get subnormal
+// halves too.
 JAX_LAYOUT_HOST_DEVICE inline float FloatOfF16(uint16_t h) {
   const uint32_t magnitude = static_cast<uint32_t>(h & 0x7fff) << 13;
   const uint32_t normal = magnitude + (112u << 23);

@@ -10,8 +10,8 @@
 //   index_add
 //     operands  index; source, shaped as y above; then, as attributes say,
 //     order     (sorted) int32, index's shape: where the sorted indices were
-//     x         (keep) aliased to the result; without it the sum starts at zero
-//     result    x, or zero, plus the rows of source at their indices
+//     x         (keep) what is added to, perhaps aliased to the result; else
+//     zero result    x plus the rows of source at their indices
 //
 //   axis  int64
 //   clip  bool: an index out of range is the nearest in range, else nothing
@@ -119,22 +119,24 @@ ffi::Error Add(ExecutorContext::Type context, ffi::AnyBuffer index,
     }
     order = buffer->untyped_data();
   }
+  const void* x = nullptr;
   if (keep) {
-    const auto x = rest.get<ffi::AnyBuffer>(sorted);
-    if (!x || x->untyped_data() != y->untyped_data()) {
+    const auto buffer = rest.get<ffi::AnyBuffer>(sorted);
+    if (!buffer || buffer->element_type() != y->element_type() ||
+        buffer->element_count() != y->element_count()) {
       return ffi::Error::InvalidArgument(
-          "index_add: x must be aliased to the result.");
+          "index_add: x must be shaped as the result.");
     }
+    x = buffer->untyped_data();
   }
   if (y->element_type() == ffi::C64 || y->element_type() == ffi::C128) {
     plan.inner *= 2;
     plan.itemsize /= 2;
   }
   if (y->element_count() == 0) return ffi::Error::Success();
-  return ToError(IndexAdd(plan, *type, index.untyped_data(),
-                          static_cast<const int32_t*>(order),
-                          source.untyped_data(), y->untyped_data(), keep,
-                          ToExecutor(context)));
+  return ToError(IndexAdd(
+      plan, *type, index.untyped_data(), static_cast<const int32_t*>(order),
+      source.untyped_data(), x, y->untyped_data(), ToExecutor(context)));
 }
 
 XLA_FFI_DEFINE_HANDLER(kSelect, Select,

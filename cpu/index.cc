@@ -134,15 +134,15 @@ struct Pair {
 
 constexpr int64_t kSums = 1024;  // elements of a row that are summed at a time
 
-// `width` elements of one row of y: y (if kept) + the rows of source.
+// `width` elements of one row of y: those of x + the rows of source.
 struct RowSum {
   const char* source;
   int64_t stride;  // bytes from one row of source to the next
   const Pair* pairs;
   int64_t num_pairs;
+  const char* x;  // null: zero
   char* y;
   int64_t width;
-  bool keep;
   BlockFunction* stream;  // null: ordinary stores
 };
 
@@ -152,8 +152,9 @@ JAX_LAYOUT_INLINE void SumRow(const RowSum& r) {
   typename Element::Sum sum[kSums];
   auto* y = reinterpret_cast<Stored*>(r.y);
   const int64_t n = r.width;
-  if (r.keep) {
-    for (int64_t i = 0; i < n; ++i) sum[i] = Element::Load(y[i]);
+  if (r.x != nullptr) {
+    const auto* x = reinterpret_cast<const Stored*>(r.x);
+    for (int64_t i = 0; i < n; ++i) sum[i] = Element::Load(x[i]);
   } else {
     std::fill_n(sum, n, typename Element::Sum{});
   }
@@ -177,8 +178,8 @@ JAX_LAYOUT_INLINE void SumRow(const RowSum& r) {
   r.stream(block);
 }
 
-// y[at[i]] += source[i], for `width` elements of rows that are `stride` apart; a
-// negative at[i] names none.
+// y[at[i]] += source[i], for `width` elements of rows that are `stride` apart;
+// a negative at[i] names none.
 template <typename T>
 JAX_LAYOUT_INLINE void AddRows(const void* source, const int64_t* at,
                                int64_t rows, int64_t width, int64_t stride,
@@ -204,12 +205,12 @@ JAX_LAYOUT_INLINE void AddRows(const void* source, const int64_t* at,
 // Clones are made of functions, not of templates.
 #define JAX_LAYOUT_SUMS(NAME, ELEMENT) \
   JAX_LAYOUT_CLONES void SumRow##NAME(const RowSum& r) { SumRow<ELEMENT>(r); }
-#define JAX_LAYOUT_ADDS(NAME, T)                                       \
-  JAX_LAYOUT_SUMS(NAME, Plain<T>)                                      \
-  JAX_LAYOUT_CLONES void AddRows##NAME(                                \
-      const void* source, const int64_t* at, int64_t rows,             \
-      int64_t width, int64_t stride, void* y) {                        \
-    AddRows<T>(source, at, rows, width, stride, y);                    \
+#define JAX_LAYOUT_ADDS(NAME, T)                                              \
+  JAX_LAYOUT_SUMS(NAME, Plain<T>)                                             \
+  JAX_LAYOUT_CLONES void AddRows##NAME(const void* source, const int64_t* at, \
+                                       int64_t rows, int64_t width,           \
+                                       int64_t stride, void* y) {             \
+    AddRows<T>(source, at, rows, width, stride, y);                           \
   }
 JAX_LAYOUT_SUMS(Bf16, Bf16)
 JAX_LAYOUT_SUMS(F16, F16)
@@ -261,8 +262,8 @@ int64_t SortPairs(const IndexPlan& p, const void* index, int64_t first,
     return ResolveIndex(IndexAt(index, p.wide, first + i), p.extent, p.clip);
   };
   // By counting, unless there are far more rows than indices.
-  const auto starts = p.extent <= 16 * p.count ? Scratch<uint32_t>(p.extent + 1)
-                                               : nullptr;
+  const auto starts =
+      p.extent <= 16 * p.count ? Scratch<uint32_t>(p.extent + 1) : nullptr;
   int64_t kept = 0;
   if (starts == nullptr) {
     for (int64_t i = 0; i < p.count; ++i) {
@@ -289,9 +290,18 @@ int64_t SortPairs(const IndexPlan& p, const void* index, int64_t first,
   return kept;
 }
 
+// y = x, or zero, for `bytes` from an offset.
+void Start(const char* x, char* y, int64_t offset, int64_t bytes) {
+  if (x == nullptr) {
+    std::memset(y + offset, 0, static_cast<size_t>(bytes));
+  } else {
+    std::memcpy(y + offset, x + offset, static_cast<size_t>(bytes));
+  }
+}
+
 // Every row of y is written once, by the task that owns it.
 Status AddByRow(const IndexPlan& p, SumType type, const void* index,
-                const char* source, char* y, bool keep,
+                const char* source, const char* x, char* y,
                 const Executor& executor) {
   const auto pairs = Scratch<Pair>(p.batch * p.count);
   const auto kept = Scratch<int64_t>(p.batch);
@@ -305,7 +315,7 @@ Status AddByRow(const IndexPlan& p, SumType type, const void* index,
   const int64_t parts = CeilDiv(p.inner, width);  // of a row
   const int64_t block = std::max<int64_t>(1, kTaskBytes / row_bytes);
   const int64_t blocks = CeilDiv(p.extent, block);
-  const bool stream = !keep && p.batch * p.outer * slice >= kStreamBytes &&
+  const bool stream = x != y && p.batch * p.outer * slice >= kStreamBytes &&
                       row_bytes >= 4 * kLine;
   BlockFunction* copy = stream ? FunctionsOf(BestIsa()).copy : nullptr;
   const auto sum_row = FunctionsOf(type).sum_row;
@@ -315,40 +325,40 @@ Status AddByRow(const IndexPlan& p, SumType type, const void* index,
     const int64_t end = std::min(first + block, p.extent);
     const int64_t outer = task / parts / blocks;
     const int64_t batch = outer / p.outer;
-    char* to = y + outer * slice;
+    const int64_t column = outer * slice + part * width * p.itemsize;
     RowSum sum = {};
-    sum.source = source + outer * p.count * row_bytes +
-                 part * width * p.itemsize;
+    sum.source =
+        source + outer * p.count * row_bytes + part * width * p.itemsize;
     sum.stride = row_bytes;
     sum.width = std::min(width, p.inner - part * width);
-    sum.keep = keep;
     sum.stream = copy;
     const Pair* pair = pairs.get() + batch * p.count;
     const Pair* last = pair + kept[batch];
     pair = std::lower_bound(pair, last, Pair{static_cast<uint32_t>(first), 0});
-    // Rows up to `stop` get nothing.
+    // Rows up to `stop`, to which nothing is added.
     int64_t row = first;
-    const auto clear = [&](int64_t stop) {
-      if (parts == 1) {
-        std::memset(to + row * row_bytes, 0, (stop - row) * row_bytes);
-        return;
-      }
-      for (; row < stop; ++row) {
-        std::memset(to + row * row_bytes + part * width * p.itemsize, 0,
-                    sum.width * p.itemsize);
+    const auto pass = [&](int64_t stop) {
+      if (x == y) return;
+      const bool whole = parts == 1;
+      const int64_t rows = whole ? 1 : stop - row;
+      const int64_t bytes =
+          whole ? (stop - row) * row_bytes : sum.width * p.itemsize;
+      for (int64_t r = row; r < row + rows; ++r) {
+        Start(x, y, column + r * row_bytes, bytes);
       }
     };
     while (pair != last && pair->row < end) {
-      if (!keep) clear(pair->row);
+      pass(pair->row);
       row = pair->row;
       sum.pairs = pair;
       while (pair != last && pair->row == row) ++pair;
       sum.num_pairs = pair - sum.pairs;
-      sum.y = to + row * row_bytes + part * width * p.itemsize;
+      sum.x = x != nullptr ? x + column + row * row_bytes : nullptr;
+      sum.y = y + column + row * row_bytes;
       sum_row(sum);
       ++row;
     }
-    if (!keep) clear(end);
+    pass(end);
     if (stream) FenceStores();
   });
   return Status::Ok();
@@ -357,16 +367,16 @@ Status AddByRow(const IndexPlan& p, SumType type, const void* index,
 // In the order of the index: a task owns some slices of y, or a part of the
 // rows of one.
 Status AddInOrder(const IndexPlan& p, SumType type, const void* index,
-                  const char* source, char* y, bool keep,
+                  const char* source, const char* x, char* y,
                   const Executor& executor) {
   const int64_t row_bytes = p.inner_bytes();
   const int64_t slice = p.extent * row_bytes;
   const auto add_rows = FunctionsOf(type).add_rows;
-  if (!keep) {
+  if (x != y) {
     const int64_t size = p.batch * p.outer * slice;
     executor.ParallelFor(CeilDiv(size, kTaskBytes), [&](int64_t task) {
       const int64_t from = task * kTaskBytes;
-      std::memset(y + from, 0, std::min(kTaskBytes, size - from));
+      Start(x, y, from, std::min(kTaskBytes, size - from));
     });
   }
   const int64_t wanted = 2 * executor.num_threads();  // tasks
@@ -418,8 +428,8 @@ Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
   const int64_t rows =
       std::min({p.count, kRows, std::max<int64_t>(1, kTaskBytes / part)});
   const int64_t blocks = CeilDiv(p.count, rows);
-  const int64_t slices = std::min(
-      p.outer, std::max<int64_t>(1, kTaskBytes / (rows * part)));
+  const int64_t slices =
+      std::min(p.outer, std::max<int64_t>(1, kTaskBytes / (rows * part)));
   const int64_t groups = CeilDiv(p.outer, slices);
   const bool stream = size >= kStreamBytes && row_bytes >= 4 * kLine &&
                       functions.vector_bytes > 16;
@@ -447,10 +457,10 @@ Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
     const int64_t end = std::min((group + 1) * slices, p.outer);
     for (int64_t o = group * slices; o < end; ++o) {
       const int64_t slice = batch * p.outer + o;
-      const char* from = static_cast<const char*>(x) +
-                         slice * p.extent * row_bytes + offset;
-      char* to = static_cast<char*>(y) +
-                 (slice * p.count + first) * row_bytes + offset;
+      const char* from =
+          static_cast<const char*>(x) + slice * p.extent * row_bytes + offset;
+      char* to = static_cast<char*>(y) + (slice * p.count + first) * row_bytes +
+                 offset;
       if (gather != nullptr) {
         gather(from, at, n, to);
       } else {
@@ -478,20 +488,22 @@ Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
 }
 
 Status IndexAdd(const IndexPlan& plan, SumType type, const void* index,
-                const int32_t*, const void* source, void* y, bool keep,
+                const int32_t*, const void* source, const void* x, void* y,
                 const Executor& executor) {
   const IndexPlan& p = plan;
-  const auto* from = static_cast<const char*>(source);
+  const auto* added = static_cast<const char*>(source);
+  const auto* from = static_cast<const char*>(x);
   auto* to = static_cast<char*>(y);
-  if (!keep) {
+  const bool in_place = from == to;
+  if (!in_place) {
     TouchPages(to, p.batch * p.outer * p.extent * p.inner_bytes(), executor);
   }
   const bool many = p.batch * p.outer >= 2 * executor.num_threads();
   if (FunctionsOf(type).add_rows != nullptr &&
-      (keep || many || p.inner_bytes() < kLongRow)) {
-    return AddInOrder(p, type, index, from, to, keep, executor);
+      (in_place || many || p.inner_bytes() < kLongRow)) {
+    return AddInOrder(p, type, index, added, from, to, executor);
   }
-  return AddByRow(p, type, index, from, to, keep, executor);
+  return AddByRow(p, type, index, added, from, to, executor);
 }
 
 }  // namespace jax_layout

@@ -15,13 +15,13 @@ namespace jax_layout {
 Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
                    const uint8_t* fill, void* y, const Executor& executor);
 
-// y[b, o, index[b, i]] += source[b, o, i], rows of `inner` elements, in the
-// order of i whatever the number of threads; 16-bit floating point is summed in
-// float32 and rounded once. Without `keep`, y starts as zero. `order` is not
-// read: on a GPU, it is where sorted indices were.
+// y = x, and y[b, o, index[b, i]] += source[b, o, i], rows of `inner` elements,
+// in the order of i whatever the number of threads; 16-bit floating point is
+// summed in float32 and rounded once. x may be y itself, or null for zero.
+// `order` is not read: on a GPU, it is where sorted indices were.
 Status IndexAdd(const IndexPlan& plan, SumType type, const void* index,
-                const int32_t* order, const void* source, void* y, bool keep,
-                const Executor& executor);
+                const int32_t* order, const void* source, const void* x,
+                void* y, const Executor& executor);
 
 }  // namespace jax_layout
 

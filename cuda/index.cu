@@ -87,8 +87,8 @@ __global__ __launch_bounds__(kThreads) void SelectKernel(
     if (row < 0) {
       memcpy(held[k].word, p.fill, kUnit);
     } else {
-      held[k] = LoadGlobal<kUnit>(x + (at.slice * p.extent + row) * p.row_bytes +
-                                  at.column);
+      held[k] = LoadGlobal<kUnit>(
+          x + (at.slice * p.extent + row) * p.row_bytes + at.column);
     }
   }
 #pragma unroll
@@ -142,8 +142,8 @@ __device__ Elements<kUnit, Stored> LoadWritable(const char* from) {
 }
 
 // Launch: 1-D; a thread per unit of source, in the order of the sorted index.
-// Where a row of y begins to occur in it, the thread adds all that do, in order,
-// and owns that unit of y; the others leave.
+// Where a row of y begins to occur in it, the thread adds all that do, in
+// order, and owns that unit of y; the others leave.
 template <typename Element, int kUnit, typename UInt>
 __global__ __launch_bounds__(kThreads) void AddSortedKernel(
     const __grid_constant__ IndexParams<UInt> p, const void* __restrict__ index,
@@ -206,7 +206,8 @@ Status Launch(const char* name, void (*kernel)(Params...), int64_t units,
               const std::type_identity_t<Params>&... params) {
   const int64_t blocks = (units + units_per_block - 1) / units_per_block;
   if (blocks > INT32_MAX) {
-    return Status::Error(std::string(name) + ": too large for one launch, got " +
+    return Status::Error(std::string(name) +
+                         ": too large for one launch, got " +
                          std::to_string(blocks) + " blocks.");
   }
   cudaLaunchConfig_t config = {};
@@ -229,8 +230,7 @@ int UnitOf(int64_t n) {
 // f(unit as a constant, a UInt that counts the units).
 template <typename F>
 Status Dispatch(const IndexPlan& p, int unit, const F& f) {
-  const int64_t units =
-      p.batch * p.outer * p.count * p.inner_bytes() / unit;
+  const int64_t units = p.batch * p.outer * p.count * p.inner_bytes() / unit;
   const auto sized = [&](auto constant) {
     return units <= kMaxUnits32 ? f(constant, uint32_t{})
                                 : f(constant, uint64_t{});
@@ -293,26 +293,24 @@ struct Adder {
 
 Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
                    const uint8_t* fill, void* y, cudaStream_t stream) {
-  return Dispatch(
-      plan, UnitOf(plan.inner_bytes()), [&](auto unit, auto count) {
-        using UInt = decltype(count);
-        constexpr int kUnit = unit;
-        IndexParams<UInt> params(plan, kUnit);
-        // Rows are whole elements, and so are units of several.
-        for (int b = 0; b < kUnit; ++b) {
-          params.fill[b] = static_cast<char>(fill[b % plan.itemsize]);
-        }
-        return Launch("index_select", SelectKernel<kUnit, UInt>, params.units,
-                      kThreads * kInFlight, stream, params,
-                      static_cast<const char*>(x), index,
-                      static_cast<char*>(y));
-      });
+  return Dispatch(plan, UnitOf(plan.inner_bytes()), [&](auto unit, auto count) {
+    using UInt = decltype(count);
+    constexpr int kUnit = unit;
+    IndexParams<UInt> params(plan, kUnit);
+    // Rows are whole elements, and so are units of several.
+    for (int b = 0; b < kUnit; ++b) {
+      params.fill[b] = static_cast<char>(fill[b % plan.itemsize]);
+    }
+    return Launch("index_select", SelectKernel<kUnit, UInt>, params.units,
+                  kThreads * kInFlight, stream, params,
+                  static_cast<const char*>(x), index, static_cast<char*>(y));
+  });
 }
 
 Status IndexAdd(const IndexPlan& plan, SumType type, const void* index,
-                const int32_t* order, const void* source, void* y, bool keep,
-                cudaStream_t stream) {
-  if (!keep) return Status::Error("index_add: y must hold what is added to.");
+                const int32_t* order, const void* source, const void* x,
+                void* y, cudaStream_t stream) {
+  if (x != y) return Status::Error("index_add: x must be y.");
   const Adder add = {plan, index, order, source, y, stream};
   if (order == nullptr) {
     switch (type) {

@@ -21,10 +21,10 @@ Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
 // With `order`, index is sorted, stably, and index[b, i] was at order[b, i]:
 // rows that meet are added in their order, 16-bit floating point in float32
 // that is rounded once. Without it, 32-bit and 64-bit types are added
-// atomically, in any order. y holds what is added to: `keep` must be true.
+// atomically, in any order. x, what is added to, must be y itself.
 Status IndexAdd(const IndexPlan& plan, SumType type, const void* index,
-                const int32_t* order, const void* source, void* y, bool keep,
-                cudaStream_t stream);
+                const int32_t* order, const void* source, const void* x,
+                void* y, cudaStream_t stream);
 
 }  // namespace jax_layout
 

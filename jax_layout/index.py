@@ -461,7 +461,10 @@ def _add_kernel(
     if platform == "cpu":
         if dtype.itemsize > 2 and _small_rows(source, axis):
             return None
-        aliases = {2: 0} if x else {}
+        # Where x is not donated, XLA would copy it first; a copy is cheap enough to
+        # make on the way if there is about as much to add.
+        in_place = x and x[0].size > 2 * source.size
+        aliases = {2: 0} if in_place else {}
         return Kernel(attributes | {"sorted": False, "keep": bool(x)}, aliases=aliases)
     sort = deterministic or dtype.name not in _ATOMIC
     shape = (*source.shape[:axis], extent, *source.shape[axis + 1 :])

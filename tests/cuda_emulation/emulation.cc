@@ -238,8 +238,8 @@ void GlobalLoad(const void* from, void* to, size_t bytes) {
   int64_t size = state.memory.size;
   for (const auto& [start, length] : state.memory.reads) {
     if (from < start) continue;
-    const auto distance = reinterpret_cast<uintptr_t>(from) -
-                          reinterpret_cast<uintptr_t>(start);
+    const auto distance =
+        reinterpret_cast<uintptr_t>(from) - reinterpret_cast<uintptr_t>(start);
     if (distance >= static_cast<uintptr_t>(length)) continue;
     base = static_cast<const char*>(start);
     size = length;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The index kernels, for tests/test_cuda_emulation.py; every function returns an
-// empty string, or what went wrong.
+// The index kernels, for tests/test_cuda_emulation.py; every function returns
+// an empty string, or what went wrong.
 #include <string>
 
 #include "cuda/index.h"
@@ -49,9 +49,8 @@ emulation::Order ToOrder(int order) {
   return {emulation::Order::kShuffled, static_cast<uint64_t>(order)};
 }
 
-emulation::Memory ToMemory(
-    void* y, int64_t size,
-    std::vector<std::pair<const void*, int64_t>> reads) {
+emulation::Memory ToMemory(void* y, int64_t size,
+                           std::vector<std::pair<const void*, int64_t>> reads) {
   return {.x = nullptr,
           .y = static_cast<char*>(y),
           .size = size,
@@ -85,9 +84,9 @@ const char* index_add(const void* index, const int32_t* places,
                                  {index, v.indices},
                                  {places, v.plan.batch * v.plan.count * 4},
                                  {y, v.whole}}));
-  return Run(jax_layout::IndexAdd(
-      v.plan, static_cast<jax_layout::SumType>(type), index, places, source, y,
-      /*keep=*/true, nullptr));
+  return Run(jax_layout::IndexAdd(v.plan,
+                                  static_cast<jax_layout::SumType>(type), index,
+                                  places, source, y, y, nullptr));
 }
 
 }  // extern "C"

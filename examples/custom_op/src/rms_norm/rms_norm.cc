@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y = x r w, r = 1 / sqrt(mean(x^2) + eps), for rows of w's length; its cotangents.
+// y = x r w, r = 1 / sqrt(mean(x^2) + eps), for rows of w's length; its
+// cotangents.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
@@ -30,7 +31,8 @@ static ffi::Error Forward(double eps, F32 x, F32 w, Result y) {
   return ffi::Error::Success();
 }
 
-// dx = r (g - x r^2 mean(g x)) with g = ct w; dw is the sum of ct x r over rows.
+// dx = r (g - x r^2 mean(g x)) with g = ct w; dw is the sum of ct x r over
+// rows.
 static ffi::Error Backward(double eps, F32 x, F32 w, F32 ct, Result dx,
                            Result dw) {
   const int64_t n = w.element_count();
