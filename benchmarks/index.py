@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times rows selected and added by index: `python -m benchmarks.index --help`."""
 
+import functools
 import sys
 from typing import Any
 
@@ -45,9 +46,8 @@ def _cases(
         return jax.linear_transpose(lambda x: jl.index_select(x, axis, i), like)(ct)
 
     def jnp_grad(ct: Any, i: Any) -> Any:
-        return jax.linear_transpose(
-            lambda x: jnp.take(x, i, axis, fill_value=0), like
-        )(ct)
+        take = functools.partial(jnp.take, indices=i, axis=axis, fill_value=0)
+        return jax.linear_transpose(take, like)(ct)
 
     def torch_grad(torch: Any) -> Any:
         kind = getattr(torch, dtype)

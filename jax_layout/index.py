@@ -126,7 +126,8 @@ def index_add(
         raise TypeError(f"index_add: x must hold numbers, got {x.dtype}.")
     if source.dtype != x.dtype:
         raise TypeError(
-            f"index_add: source must have the dtype of x, {x.dtype}, got {source.dtype}."
+            f"index_add: source must have the dtype of x, {x.dtype}, "
+            f"got {source.dtype}."
         )
     if x.ndim == 0:
         _one("index_add", index)
@@ -385,7 +386,8 @@ def _select_batch(
         rows = jnp.moveaxis(index, index_dim, batch)
         flat = rows.reshape(*rows.shape[:batch], -1)
         y = index_select_p(x, flat, axis=axis, mode=mode)
-        return y.reshape(*y.shape[:axis], *rows.shape[batch:], *y.shape[axis + 1 :]), axis
+        shape = (*y.shape[:axis], *rows.shape[batch:], *y.shape[axis + 1 :])
+        return y.reshape(shape), axis
     x, index = jnp.moveaxis(x, x_dim, 0), jnp.moveaxis(index, index_dim, 0)
     return index_select_p(x, index, axis=axis + 1, mode=mode), 0
 

@@ -113,9 +113,7 @@ def operators() -> Mapping[str, Op]:
     return types.MappingProxyType(_operators)
 
 
-def define(
-    op: Op, handlers: Mapping[str, Any] | None = None
-) -> Callable[..., Any]:
+def define(op: Op, handlers: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """Makes the primitive of a record.
 
     Args:

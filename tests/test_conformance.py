@@ -250,9 +250,7 @@ def test_vmap(name, example):
 @every
 def test_sharded(name, example):
     """Each axis of each operand in turn, forward and backward."""
-    mesh = jax.make_mesh(
-        (2,), ("a",), (AxisType.Auto,), devices=jax.devices("cpu")[:2]
-    )
+    mesh = jax.make_mesh((2,), ("a",), (AxisType.Auto,), devices=jax.devices("cpu")[:2])
     operands = arrays(example.operands)
     where = floating(operands)
 

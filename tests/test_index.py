@@ -396,7 +396,9 @@ def test_bad_input():
         jl.index_select(jnp.asarray(1.0), 0, index)
     with pytest.raises(TypeError, match="dtype of x, float64, got float32"):
         jl.index_add(x, 0, index, x[:2].astype("float32"))
-    with pytest.raises(ValueError, match=r"source must have shape \(2, 3\), .*\(3, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"source must have shape \(2, 3\), .*\(3, 3\)"
+    ):
         jl.index_add(x, 0, index, x[:3])
     with pytest.raises(TypeError, match="x must hold numbers, got bool"):
         jl.index_add(x > 0, 0, index, x[:2] > 0)
@@ -467,9 +469,7 @@ def test_a_sharded_indexed_axis_is_gathered(mesh):
     sharded = put(x, mesh, P("a", "b"))
     np.testing.assert_array_equal(jax.jit(f)(sharded), y)
     g = jax.jit(jax.grad(lambda x: jnp.sum(f(x) ** 2)))(sharded)
-    np.testing.assert_allclose(
-        g, jax.grad(lambda x: jnp.sum(f(x) ** 2))(x), rtol=1e-12
-    )
+    np.testing.assert_allclose(g, jax.grad(lambda x: jnp.sum(f(x) ** 2))(x), rtol=1e-12)
 
 
 def test_shard_map(mesh):

@@ -14,9 +14,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
+from rms_norm import rms_norm
 
 import jax_layout as jl
-from rms_norm import rms_norm
 
 
 def operands(shape=(8, 6, 32)):
