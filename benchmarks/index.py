@@ -40,12 +40,13 @@ def _cases(
     at = (slice(None),) * axis
     repeats = ", repeated" if used < shape[axis] else ""
     name = f"{'x'.join(map(str, shape))} axis {axis}, {count}{repeats}"
-    like = jax.ShapeDtypeStruct(shape, dtype)
 
     def ours_grad(ct: Any, i: Any) -> Any:
+        like = jax.ShapeDtypeStruct(shape, ct.dtype)
         return jax.linear_transpose(lambda x: jl.index_select(x, axis, i), like)(ct)
 
     def jnp_grad(ct: Any, i: Any) -> Any:
+        like = jax.ShapeDtypeStruct(shape, ct.dtype)
         take = functools.partial(jnp.take, indices=i, axis=axis, fill_value=0)
         return jax.linear_transpose(take, like)(ct)
 

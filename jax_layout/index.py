@@ -140,12 +140,12 @@ def index_add(
             f"and {index.shape[0]} indices along axis {axis}, got {source.shape}."
         )
     factor = scalar("index_add", "alpha", alpha, x.dtype)
+    rows = jnp.asarray(source)
     if isinstance(factor, Array) or factor != 1:
-        wide = source.astype(accumulator(x.dtype))
-        source = (wide * factor).astype(x.dtype)
+        rows = (rows.astype(accumulator(x.dtype)) * factor).astype(x.dtype)
     if x.ndim == 0:
-        return _add(x[None], index, source[None], 0, mode, deterministic)[0]
-    return _add(x, index, source, axis, mode, bool(deterministic))
+        return _add(x[None], index, rows[None], 0, mode, bool(deterministic))[0]
+    return _add(x, index, rows, axis, mode, bool(deterministic))
 
 
 def _axis(name: str, axis: int, x: Array) -> int:

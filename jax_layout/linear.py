@@ -97,7 +97,12 @@ def linear(
     >>> linear(jnp.ones((2, 5, 3)), w, b, activation="relu")[0, 0].tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    given = {"x": x, "weight": weight, "bias": bias, "weight_grad": weight_grad}
+    given: dict[str, Any] = {
+        "x": x,
+        "weight": weight,
+        "bias": bias,
+        "weight_grad": weight_grad,
+    }
     for argument, value in given.items():
         optional = argument in ("bias", "weight_grad")
         if not hasattr(value, "dtype") and not (optional and value is None):
@@ -110,8 +115,10 @@ def linear(
             raise ValueError(
                 "linear: a sparse x excludes weight_grad, precision and out_sharding."
             )
-        dtype = x.dtype if preferred_element_type is None else preferred_element_type
-        return _sparse(x, jnp.asarray(weight), bias, activation, np.dtype(dtype))
+        dtype = given["x"].dtype  # x is no Array to a type checker
+        if preferred_element_type is not None:
+            dtype = np.dtype(preferred_element_type)
+        return _sparse(x, jnp.asarray(weight), bias, activation, dtype)
     x, weight = jnp.asarray(x), jnp.asarray(weight)
     if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(

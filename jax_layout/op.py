@@ -309,8 +309,8 @@ def _partitioned(
         # Each axis follows the result's axis of its name.
         placed: dict[str, Any] = {}
         for names, value in zip(result_axes, results, strict=True):
-            axes = zip(names, _spec(value), strict=True)
-            placed |= {n: a for n, a in axes if a and n not in whole}
+            specs = zip(names, _spec(value), strict=True)
+            placed |= {n: a for n, a in specs if a and n not in whole}
         # An axis that the result lacks may stay sharded, and be summed over, as
         # long as its mesh axes are not in use.
         used = {axis for axes in placed.values() for axis in axes}

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y = x r w, r = 1 / sqrt(mean(x^2) + eps), for rows of w's length; its
-// cotangents.
+// y = x r w, r = 1 / sqrt(mean(x^2) + eps), for rows of w's length; cotangents.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
@@ -57,7 +56,6 @@ static auto Bind() {
 XLA_FFI_DEFINE_HANDLER(kForward, Forward, Bind().Ret<F32>());
 XLA_FFI_DEFINE_HANDLER(kBackward, Backward,
                        Bind().Arg<F32>().Ret<F32>().Ret<F32>());
-
 PYBIND11_MODULE(_cpu, m) {
   m.attr("forward") = pybind11::capsule(reinterpret_cast<void*>(kForward));
   m.attr("backward") = pybind11::capsule(reinterpret_cast<void*>(kBackward));
