@@ -486,3 +486,39 @@ def test_shard_map(mesh):
     g = jax.jit(jax.grad(lambda x: jnp.sum(f(x, index))))(x)
     counts = np.bincount(np.asarray(index) % 12, minlength=12)
     np.testing.assert_array_equal(g, np.broadcast_to(counts[None, :, None], x.shape))
+
+
+# --- what a GPU's kernel is handed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("given", [True, False])
+def test_operands_of_the_gpu_kernel(given, deterministic, dtype):
+    """Sorted, stably, with the places they had; zeros where there is no x."""
+    index = jnp.asarray(indices(5, 40, outside=2))
+    operands = [index, array((40, 3), dtype), *[array((5, 3), dtype)] * given]
+    kernel = jl.operators()["index_add"].kernel(
+        "cuda",
+        *map(jax.typeof, operands),
+        axis=0,
+        extent=5,
+        clip=False,
+        deterministic=deterministic,
+    )
+    rows, source, *places, x = kernel.prepare(*operands)
+    assert kernel.aliases == {2 + len(places): 0}
+    equal(x, operands[2] if given else jnp.zeros((5, 3), dtype))
+    assert source is operands[1]
+    assert kernel.attributes["sorted"] == bool(places)
+    if not places:
+        assert not deterministic and dtype == "float32" and rows is index
+        return
+    assert deterministic or dtype == "bfloat16"
+    resolved_rows = np.where(index < 0, index + 5, index)
+    resolved_rows = np.where(
+        (resolved_rows < 0) | (resolved_rows > 5), 5, resolved_rows
+    )
+    order = np.argsort(resolved_rows, kind="stable")
+    np.testing.assert_array_equal(places[0], order)
+    np.testing.assert_array_equal(rows, resolved_rows[order])
