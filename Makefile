@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# make test, make demo, make bench, make lint: each in a virtual environment of its
-# own making. make cuda adds the CUDA kernels to it; that needs nvcc, but no GPU.
+# make test, make custom-op, make demo, make bench, make lint: each in a virtual
+# environment of its own making. make cuda adds the CUDA kernels to it; that needs nvcc, but no GPU.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,10 +9,15 @@ BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/* core/* cpu/*)
 BENCH ?= --set ml --json benchmarks/results/latest.json --plot benchmarks/results/latest.png
 
-.PHONY: test demo bench lint cuda clean
+.PHONY: test custom-op demo bench lint cuda clean
 
 test: $(VENV)/with-test,bench
 	$(BIN)/python -m pytest -n auto
+
+# A package that adds an operator: installed beside ours, and tested there.
+custom-op: $(VENV)/with-test
+	$(BIN)/python -m pip install --quiet examples/custom_op
+	$(BIN)/python -m pytest -c examples/custom_op/pyproject.toml examples/custom_op/tests
 
 demo: $(VENV)/with-demo
 	$(BIN)/python -m examples.demo

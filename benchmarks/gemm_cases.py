@@ -29,6 +29,7 @@ class GemmCase:
       ours: the function of ours.
       jnp: the same in jax.numpy.
       torch: the same in torch, given the module `torch`; None to leave it out.
+      index: the extent and number of the indices that are one more operand, the last.
     """
 
     group: str
@@ -39,6 +40,7 @@ class GemmCase:
     ours: Function
     jnp: Function
     torch: Callable[[Any], Function] | None = None
+    index: tuple[int, int] | None = None
 
     @property
     def config(self) -> dict[str, str]:
@@ -48,6 +50,10 @@ class GemmCase:
     def operands(self) -> list[np.ndarray]:
         """Random numbers that the dtype holds."""
         random = np.random.default_rng(0)
+        if self.index is not None:
+            extent, count = self.index
+            rows = random.integers(0, extent, count).astype(np.int32)
+            return [*dataclasses.replace(self, index=None).operands(), rows]
         if jnp.issubdtype(self.dtype, jnp.integer):
             return [random.integers(-8, 8, s).astype(self.dtype) for s in self.shapes]
         parts = [random.standard_normal((2, *s), np.float32) for s in self.shapes]

@@ -10,17 +10,17 @@
 #endif
 
 namespace jax_layout {
-namespace {
 
-// A few tasks per thread even out what else the machine does.
-constexpr int64_t kTasksPerThread = 4;
-
-// Non-temporal stores are visible to other threads only after a fence.
 void FenceStores() {
 #ifdef __x86_64__
   _mm_sfence();
 #endif
 }
+
+namespace {
+
+// A few tasks per thread even out what else the machine does.
+constexpr int64_t kTasksPerThread = 4;
 
 // Where a walk over the blocks stands.
 class Walk {

@@ -31,6 +31,9 @@ Isa BestIsa();
 
 const PermuteFunctions& FunctionsOf(Isa isa);
 
+// Non-temporal stores are visible to other threads only after a fence.
+void FenceStores();
+
 // A loop over blocks. All its steps cover `full` of what `part` says, except
 // the last, which covers `last`.
 struct BlockLoop {

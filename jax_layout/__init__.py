@@ -15,6 +15,7 @@ from jax_layout.einsum import dot_general, einsum, tensordot
 from jax_layout.explain import explain
 from jax_layout.geam import geam
 from jax_layout.gemm import GemmPlan, explain_gemm, save_gemms, tune_gemms
+from jax_layout.index import index_add, index_select
 from jax_layout.linear import linear
 from jax_layout.matmul import (
     addbmm,
@@ -41,7 +42,7 @@ from jax_layout.memory_format import (
     with_memory_format,
     zeros_like,
 )
-from jax_layout.op import Kernel, Op, define
+from jax_layout.op import Kernel, Op, batch_of, define, jvp_of, operators
 from jax_layout.permute import (
     matrix_transpose,
     moveaxis,
@@ -67,6 +68,7 @@ __all__ = [
     "addmm_",
     "baddbmm",
     "baddbmm_",
+    "batch_of",
     "bmm",
     "channels_first",
     "channels_last",
@@ -82,7 +84,10 @@ __all__ = [
     "full_like",
     "geam",
     "gemm",
+    "index_add",
+    "index_select",
     "is_contiguous",
+    "jvp_of",
     "linear",
     "matmul",
     "matrix_transpose",
@@ -90,6 +95,7 @@ __all__ = [
     "mm",
     "moveaxis",
     "ones_like",
+    "operators",
     "permute",
     "preserve",
     "profile",

@@ -105,6 +105,11 @@ def available(platform: str) -> bool:
     return True
 
 
+def register_handler(target: str, handler: Any, platform: str) -> None:
+    """Registers one handler for a platform, by jax's name of it."""
+    jax.ffi.register_ffi_target(target, handler, platform=_BACKENDS[platform][1])
+
+
 def runs_gemm(platform: str, attributes: Mapping[str, Any]) -> bool:
     """Whether the kernels of a platform serve a product, and no worse than plain lax.
 

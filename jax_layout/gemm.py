@@ -493,6 +493,12 @@ def _in_parts(total: Any, a: Array, b: Array, *c: Array, **params: Any) -> Array
     return out.astype(dtype)
 
 
+# In the order of DType in core/dtype.h.
+GEMM_DTYPES = (
+    "float32 float64 bfloat16 float16 float8_e4m3fn float8_e5m2 int8 int32 "
+    "complex64 complex128"
+).split()
+
 gemm_p = define(
     Op(
         name="gemm",
@@ -503,6 +509,7 @@ gemm_p = define(
         batch=_batch,
         sharding=_sharding,
         in_parts=_in_parts,
+        dtypes=GEMM_DTYPES,
     )
 )
 

@@ -28,6 +28,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jax_layout import _compat
 from jax_layout.gemm import (
+    GEMM_DTYPES,
     accumulator,
     contract,
     gemm_kernel,
@@ -36,6 +37,7 @@ from jax_layout.gemm import (
     unused_letter,
 )
 from jax_layout.op import Kernel, Op, batch_of, define, jvp_of
+from jax_layout.sparse import is_sparse, sparse_product
 
 _ACTIVATIONS: dict[str | None, Callable[[Array], Array]] = {
     None: lambda z: z,
@@ -67,7 +69,9 @@ def linear(
     layer has no forward mode (`jax.jvp`).
 
     Args:
-      x: shape `(..., in_features)`.
+      x: shape `(..., in_features)`. A matrix may be a BCOO or BCSR array of
+        `jax.experimental.sparse`; then weight has its dtype, and weight_grad,
+        precision and out_sharding are not for it.
       weight: shape `(out_features, in_features)`, dtype of `x` or wider.
       bias: shape `(out_features,)`, dtype of the result or wider.
       activation: None, "relu" or "gelu" (the tanh approximation, as
@@ -93,15 +97,29 @@ def linear(
     >>> linear(jnp.ones((2, 5, 3)), w, b, activation="relu")[0, 0].tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    given = {"x": x, "weight": weight, "bias": bias, "weight_grad": weight_grad}
+    given: dict[str, Any] = {
+        "x": x,
+        "weight": weight,
+        "bias": bias,
+        "weight_grad": weight_grad,
+    }
     for argument, value in given.items():
         optional = argument in ("bias", "weight_grad")
         if not hasattr(value, "dtype") and not (optional and value is None):
             raise TypeError(
                 f"linear: {argument} must be an array, got {type(value).__name__}."
             )
-    x, weight = jnp.asarray(x), jnp.asarray(weight)
     check_activation("linear", activation)
+    if is_sparse(x):
+        if not (weight_grad is None and precision is None and out_sharding is None):
+            raise ValueError(
+                "linear: a sparse x excludes weight_grad, precision and out_sharding."
+            )
+        dtype = given["x"].dtype  # x is no Array to a type checker
+        if preferred_element_type is not None:
+            dtype = np.dtype(preferred_element_type)
+        return _sparse(x, jnp.asarray(weight), bias, activation, dtype)
+    x, weight = jnp.asarray(x), jnp.asarray(weight)
     if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             "linear: x (..., in) and weight (out, in) must agree in the last axis, "
@@ -143,6 +161,21 @@ def linear(
             f"got {weight_grad.dtype} of shape {weight_grad.shape}."
         )
     return _accumulating(x, weight, bias, weight_grad, spec, **options)
+
+
+def _sparse(
+    x: Any, weight: Array, bias: Any, activation: str | None, dtype: np.dtype
+) -> Array:
+    if weight.ndim != 2:
+        raise ValueError(f"linear: weight must be a matrix, got shape {weight.shape}.")
+    out = sparse_product("linear", ("x", x), ("weight.T", weight.T))
+    if bias is not None:
+        if bias.shape != out.shape[1:]:
+            raise ValueError(
+                f"linear: bias must have shape {out.shape[1:]}, got {bias.shape}."
+            )
+        out = out + jnp.asarray(bias).astype(out.dtype)
+    return activate(out, activation).astype(dtype)
 
 
 def check_activation(name: str, activation: Any) -> None:
@@ -315,6 +348,7 @@ linear_p = define(
         sharding=_sharding,
         in_parts=_in_parts,
         multiple_results=True,
+        dtypes=GEMM_DTYPES,
     )
 )
 
@@ -457,6 +491,7 @@ linear_grad_p = define(
         sharding=_grad_sharding,
         in_parts=_grad_in_parts,
         multiple_results=True,
+        dtypes=GEMM_DTYPES,
     )
 )
 

@@ -17,6 +17,7 @@ from jax_layout.einsum import promoted
 from jax_layout.gemm import accumulator, contract
 from jax_layout.linear import activate, biased_product, check_activation
 from jax_layout.scaled_gemm import is_float8, rounded, scaled_product
+from jax_layout.sparse import is_sparse, sparse_product
 
 Scalar = ArrayLike
 Transpose = bool | Literal["conjugate"]
@@ -115,7 +116,7 @@ def mm(input: ArrayLike, mat2: ArrayLike) -> Array:
     """The product of two matrices, as `torch.mm`.
 
     Args:
-      input: shape `(m, k)`.
+      input: shape `(m, k)`; may be a BCOO or BCSR array of `jax.experimental.sparse`.
       mat2: shape `(k, n)`, dtype of `input`.
 
     Returns:
@@ -128,6 +129,8 @@ def mm(input: ArrayLike, mat2: ArrayLike) -> Array:
     >>> mm(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
     (2, 4)
     """
+    if is_sparse(input):
+        return _sparse("mm", ("input", input), ("mat2", mat2))
     first, second = _pair("mm", "input", input, "mat2", mat2, 2)
     return _product("mm", first, second, "mk,kn->mn")
 
@@ -168,7 +171,7 @@ def addmm(
     Args:
       input: shape that broadcasts to `(m, n)`, dtype of `mat1`. Not read if beta
         is the number 0.
-      mat1: shape `(m, k)`.
+      mat1: shape `(m, k)`; may be a BCOO or BCSR array of `jax.experimental.sparse`.
       mat2: shape `(k, n)`, dtype of `mat1`.
       beta: number, or array of shape `()`.
       alpha: number, or array of shape `()`; if it is the number 0, mat1 and mat2
@@ -184,6 +187,9 @@ def addmm(
     >>> addmm(jnp.ones(4), jnp.ones((2, 3)), jnp.ones((3, 4)), beta=2)[0, 0].item()
     5.0
     """
+    if is_sparse(mat1):
+        first, second = ("mat1", mat1), ("mat2", mat2)
+        return _sparse("addmm", first, second, ("input", input), alpha, beta)
     first, second = _pair("addmm", "mat1", mat1, "mat2", mat2, 2)
     return _product("addmm", first, second, "mk,kn->mn", ("input", input), alpha, beta)
 
@@ -454,6 +460,27 @@ def _scale(name: str, scale: Any) -> Array:
             f"got {scale.dtype} of shape {scale.shape}."
         )
     return scale
+
+
+def _sparse(
+    name: str,
+    first: Named,
+    second: Named,
+    addend: Named = ("", None),
+    alpha: Any = 1,
+    beta: Any = 1,
+) -> Array:
+    if not is_sparse(second[1]):
+        second = second[0], arrays(name, **dict([second]))[0]
+    product = sparse_product(name, first, second)
+    dtype = first[1].dtype
+    c = _addend(name, *addend, dtype, product.shape)
+    alpha = scalar(name, "alpha", alpha, dtype)
+    beta = scalar(name, "beta", beta, dtype)
+    out = jnp.zeros_like(product) if _is(alpha, 0) else alpha * product
+    if c is not None and not _is(beta, 0):
+        out = out + beta * c.astype(out.dtype)
+    return out.astype(dtype)
 
 
 def _is(scalar: Any, value: int) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,8 @@ class Kernel:
       operand_layouts: the axes of each operand in the order of memory, the slowest
         to change first. Left out, operands are row-major. XLA sees to it.
       result_layouts: the same of the results.
+      prepare: `prepare(*operands)`: the custom call's operands, a sequence made of
+        the operator's in `jax.lax`. Left out, they are the same.
     """
 
     attributes: Mapping[str, Any]
@@ -56,6 +59,7 @@ class Kernel:
     workspace: int = 0
     operand_layouts: Sequence[Sequence[int]] | None = None
     result_layouts: Sequence[Sequence[int]] | None = None
+    prepare: Callable[..., Sequence[Any]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +84,13 @@ class Op:
         over; one named in capitals must be whole on every device. Without a rule,
         programs over several devices run the `lax` function.
       in_parts: `in_parts(total, *operands, **params)`: the result on devices that
-        each hold a part of a summed axis; `total` sums over the devices. Left
-        out, the result of each is summed.
+        each hold a part of an axis that some result lacks. `total(value)` sums over
+        the devices along all axes that every result lacks, `total(value, *names)`
+        along those named. Left out, the results of each are so summed.
       multiple_results: whether the operator returns a sequence.
+      platforms: jax's names of the platforms that `kernel` is asked for.
+      dtypes: names of the dtypes of the first result that kernels can make; others
+        run the `lax` function. Left out, it can be any.
     """
 
     name: str
@@ -94,17 +102,54 @@ class Op:
     sharding: Callable[..., str] | None = None
     in_parts: Callable[..., Any] | None = None
     multiple_results: bool = False
+    platforms: Sequence[str] = ("cpu", "cuda")
+    dtypes: Sequence[str] | None = None
 
 
-def define(op: Op) -> Callable[..., Any]:
+_operators: dict[str, Op] = {}
+
+
+def operators() -> Mapping[str, Op]:
+    """The records of all operators that are defined, by name.
+
+    >>> sorted(operators()["permute"].platforms)
+    ['cpu', 'cuda']
+    """
+    return types.MappingProxyType(_operators)
+
+
+def define(op: Op, handlers: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """Makes the primitive of a record.
 
     Args:
       op: the record.
+      handlers: jax's name of a platform, "cpu" or "cuda", -> the handler of the
+        operator's FFI target, as `jax.ffi.register_ffi_target` takes it: a capsule,
+        or a dictionary of them by stage. On platforms without one the operator is
+        its `lax` function. Left out, the handlers are those of this package.
 
     Returns:
       the function that applies the operator: `f(*operands, **params)`.
+
+    Raises:
+      ValueError: if there is an operator of this name, or a platform is unknown.
+
+    >>> def f(x): return 2 * jax.lax.sin(x)
+    >>> twice_sin = define(Op(name="twice_sin", lax=f, jvp=jvp_of(f)))
+    >>> round(float(jax.grad(twice_sin)(0.0)), 3)
+    2.0
     """
+    if op.name in _operators:
+        raise ValueError(f"define: there is an operator named {op.name!r} already.")
+    for platform, handler in (handlers or {}).items():
+        if platform not in _PLATFORMS:
+            raise ValueError(
+                f"define: {op.name} has handlers for {', '.join(_PLATFORMS)} at most, "
+                f"got one for {platform!r}."
+            )
+        _backends.register_handler(f"jax_layout_{op.name}", handler, platform)
+    _operators[op.name] = op
+
     primitive = Primitive(op.name)
     primitive.multiple_results = op.multiple_results
 
@@ -116,8 +161,9 @@ def define(op: Op) -> Callable[..., Any]:
 
     fallback = mlir.lower_fun(op.lax, multiple_results=op.multiple_results)
     mlir.register_lowering(primitive, fallback)
-    for platform in _PLATFORMS if op.kernel is not None else ():
-        if _backends.available(platform):
+    for platform in op.platforms if op.kernel is not None else ():
+        ours = handlers is None and _backends.available(platform)
+        if ours or platform in (handlers or {}):
             rule = functools.partial(_lower, op, apply, fallback, platform)
             mlir.register_lowering(primitive, rule, platform=platform)
     _compat.needs_devices_to_lower(primitive)
@@ -126,11 +172,24 @@ def define(op: Op) -> Callable[..., Any]:
         ad.primitive_jvps[primitive] = op.jvp
     elif op.transpose is not None:
         ad.primitive_jvps[primitive] = functools.partial(_multilinear_jvp, apply)
-    if op.transpose is not None:
-        ad.primitive_transposes[primitive] = op.transpose
-    if op.batch is not None:
-        batching.primitive_batchers[primitive] = op.batch
+    else:
+        ad.primitive_jvps[primitive] = _missing(op, "jvp", "differentiated")
+    ad.primitive_transposes[primitive] = op.transpose or _missing(
+        op, "transpose", "transposed"
+    )
+    batching.primitive_batchers[primitive] = op.batch or _missing(
+        op, "batch", "mapped by vmap"
+    )
     return apply
+
+
+def _missing(op: Op, rule: str, what: str) -> Callable[..., Any]:
+    def complain(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(
+            f"{op.name}: cannot be {what}, as its record has no {rule!r} rule."
+        )
+
+    return complain
 
 
 def jvp_of(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -204,7 +263,9 @@ def _lower(
     **params: Any,
 ) -> Any:
     assert op.kernel is not None
-    kernel = op.kernel(platform, *ctx.avals_in, **params)
+    kernel = None
+    if op.dtypes is None or ctx.avals_out[0].dtype.name in op.dtypes:
+        kernel = op.kernel(platform, *ctx.avals_in, **params)
     # XLA sums unreduced operands where it pleases; only lax knows to leave them.
     if kernel is None or any(map(_compat.is_unreduced, ctx.avals_in)):
         return fallback(ctx, *operands, **params)
@@ -223,6 +284,10 @@ def _custom_call(
 ) -> Any:
     results = len(ctx.avals_out)
     result_layouts = kernel.result_layouts
+    if kernel.prepare is not None:
+        prepared = jax.make_jaxpr(kernel.prepare)(*ctx.avals_in).out_avals
+        operands = mlir.lower_fun(kernel.prepare)(ctx, *operands)
+        ctx = ctx.replace(avals_in=prepared)
     if kernel.workspace:
         if result_layouts is not None:
             result_layouts = [*result_layouts, (0,)]
@@ -272,20 +337,20 @@ def _partitioned(
                 if name in reduced and name not in placed and not used & set(axes):
                     placed[name] = axes
                     used |= set(axes)
-        total = tuple(axis for name in reduced for axis in placed.get(name, ()))
+        in_parts = op.in_parts is not None and any(
+            name not in names for name in placed for names in result_axes
+        )
+
+        def total(value: Any, *names: str) -> Any:
+            axes = [axis for name in names or reduced for axis in placed.get(name, ())]
+            return jax.lax.psum(value, tuple(axes)) if axes else value
 
         def body(*operands: Array) -> Any:
             # What a device computes is placed already, whatever mesh is current.
             with jax.sharding.use_abstract_mesh(_NO_MESH):
-                return on_device(*operands)
-
-        def on_device(*operands: Array) -> Any:
-            if not total:
-                return per_device(*operands)
-            sum_up = functools.partial(jax.lax.psum, axis_name=total)
-            if op.in_parts is not None:
-                return op.in_parts(sum_up, *operands, **params)
-            return sum_up(per_device(*operands))
+                if op.in_parts is not None and in_parts:
+                    return op.in_parts(total, *operands, **params)
+                return total(per_device(*operands))
 
         def shardings(side: list[list[str]]) -> tuple[NamedSharding, ...]:
             specs = [[placed.get(name) or None for name in names] for names in side]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA permute kernels, compiled for the host and run thread by thread.
+"""The CUDA permute and index kernels, compiled for the host and run thread by thread.
 
 Needs g++ and cmake, no GPU. The sanitized build runs this file once more in a
 subprocess (test_everything_again_with_sanitizers).
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -404,6 +405,160 @@ def _permutes(draw):
 @given(_permutes())
 def test_permute_generated(emulation, case):
     check(emulation, *case)
+
+
+# -- index_select and index_add ------------------------------------------------
+
+SUM_TYPES = {
+    name: number
+    for number, name in enumerate(
+        "float32 float64 bfloat16 float16 int8 int16 int32 int64".split()
+    )
+}
+INDEX_VIEWS = [
+    # batch, outer, extent, count, inner
+    (1, 1, 50, 70, 32),
+    (1, 3, 7, 5, 1),
+    (1, 1, 300, 1000, 1),
+    (2, 3, 5, 7, 6),
+    (3, 1, 4, 9, 16),
+    (1, 2, 1, 3, 33),
+    (1, 40, 9, 11, 1),
+    (2, 5, 33, 4, 12),
+]
+
+
+class Arrays:
+    """NumPy arrays in guarded memory."""
+
+    def __init__(self, *arrays):
+        self._buffers = []
+        for x in arrays:
+            buffer = Buffer(x.nbytes)
+            buffer.bytes[:] = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+            self._buffers.append(buffer)
+
+    @property
+    def addresses(self):
+        return [ctypes.c_void_p(b.address) for b in self._buffers]
+
+    def take(self, i, like):
+        y = self._buffers[i].bytes.view(like.dtype).reshape(like.shape).copy()
+        assert all(b.guards_untouched() for b in self._buffers)
+        for b in self._buffers:
+            b.free()
+        return y
+
+
+def index_case(view, wide, clip, itemsize):
+    batch, outer, extent, count, inner = view
+    rng = np.random.default_rng(count)
+    index = rng.integers(-extent - 2, extent + 2, (batch, count))
+    index = index.astype(np.int64 if wide else np.int32)
+    rows = np.where(index < 0, index + extent, index)
+    inside = (rows >= 0) & (rows < extent)
+    if clip:
+        rows, inside = np.clip(rows, 0, extent - 1), np.ones_like(inside)
+    dims = (ctypes.c_int64 * 8)(*view, itemsize, wide, clip)
+    return index, rows, inside, dims
+
+
+@pytest.mark.parametrize("order", [FORWARD, REVERSED, 5])
+@pytest.mark.parametrize("wide, clip", [(False, False), (True, True), (True, False)])
+@pytest.mark.parametrize("itemsize", ITEMSIZES)
+@pytest.mark.parametrize("view", INDEX_VIEWS)
+def test_index_select(emulation, view, itemsize, wide, clip, order):
+    batch, outer, extent, count, inner = view
+    index, rows, inside, dims = index_case(view, wide, clip, itemsize)
+    size = batch * outer * extent * inner * itemsize
+    x = _RANDOM[:size].view(f"V{itemsize}").reshape(batch, outer, extent, inner)
+    fill = np.arange(itemsize, dtype=np.uint8)
+    want = np.empty((batch, outer, count, inner), x.dtype)
+    for b in range(batch):
+        want[b] = x[b][:, np.where(inside[b], rows[b], 0)]
+        want[b][:, ~inside[b]] = fill.view(x.dtype)[0]
+    arrays = Arrays(x, index, fill, np.empty_like(want))
+    assert emulation._call("index_select", *arrays.addresses, dims, order) == ""
+    got = arrays.take(3, want)
+    np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
+
+
+@pytest.mark.parametrize("order", [FORWARD, REVERSED, 5])
+@pytest.mark.parametrize("wide, clip", [(False, False), (True, True)])
+@pytest.mark.parametrize("dtype", SUM_TYPES)
+@pytest.mark.parametrize("view", INDEX_VIEWS)
+def test_index_add(emulation, view, dtype, wide, clip, order):
+    """Bit for bit: rows meet in their order, 16 bits in float32, rounded once."""
+    batch, outer, extent, count, inner = view
+    element = np.dtype(dtype) if dtype != "bfloat16" else ml_dtypes.bfloat16
+    index, rows, inside, dims = index_case(view, wide, clip, np.dtype(element).itemsize)
+    rng = np.random.default_rng(1)
+    y = (30 * rng.standard_normal((batch, outer, extent, inner))).astype(element)
+    source = (30 * rng.standard_normal((batch, outer, count, inner))).astype(element)
+    sums = np.float32 if np.dtype(element).itemsize == 2 and "f" in dtype else element
+    want = y.astype(sums)
+    for b, i in itertools.product(range(batch), range(count)):
+        if inside[b, i]:
+            want[b][:, rows[b, i]] += source[b][:, i].astype(sums)
+    want = want.astype(element)
+
+    key = np.where(inside, rows, extent)
+    places = np.argsort(key, axis=1, kind="stable").astype(np.int32)
+    ordered = np.take_along_axis(key, places, 1).astype(index.dtype)
+    arrays = Arrays(ordered, places, source, y)
+    number = SUM_TYPES[dtype]
+    error = emulation._call("index_add", *arrays.addresses, number, dims, order)
+    assert error == ""
+    got = arrays.take(3, want)
+    np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("view", INDEX_VIEWS)
+def test_index_add_atomically(emulation, view, dtype):
+    batch, outer, extent, count, inner = view
+    index, rows, inside, dims = index_case(view, False, False, np.dtype(dtype).itemsize)
+    rng = np.random.default_rng(1)
+    y = rng.integers(-99, 99, (batch, outer, extent, inner)).astype(dtype)
+    source = rng.integers(-99, 99, (batch, outer, count, inner)).astype(dtype)
+    want = y.copy()
+    for b, i in itertools.product(range(batch), range(count)):
+        if inside[b, i]:
+            want[b][:, rows[b, i]] += source[b][:, i]
+    arrays = Arrays(index, source, y)
+    at = arrays.addresses
+    number = SUM_TYPES[dtype]
+    error = emulation._call("index_add", at[0], None, *at[1:], number, dims, 3)
+    assert error == ""
+    np.testing.assert_array_equal(arrays.take(2, want), want)
+
+
+def test_index_add_atomically_in_16_bits_is_an_error(emulation):
+    _, _, _, dims = index_case((1, 1, 4, 4, 4), False, False, 2)
+    arrays = Arrays(*[np.zeros(16, np.int32)] * 3)
+    at = arrays.addresses
+    number = SUM_TYPES["bfloat16"]
+    error = emulation._call("index_add", at[0], None, *at[1:], number, dims, 0)
+    assert "no atomic sum" in error
+    arrays.take(0, np.zeros(16, np.int32))
+
+
+def test_float16_bits(emulation):
+    """Every half, and halves between neighbours, by way of index_add."""
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    for element in (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)):
+        source = bits.view(element)
+        finite = source[np.isfinite(source.astype(np.float32))]
+        y = np.roll(finite, 12345)
+        dims = (ctypes.c_int64 * 8)(1, 1, 1, 1, finite.size, 2, False, False)
+        one = np.zeros(1, np.int32)
+        arrays = Arrays(one, one, finite, y)
+        number = SUM_TYPES[element.name]
+        assert emulation._call("index_add", *arrays.addresses, number, dims, 0) == ""
+        with np.errstate(over="ignore"):
+            want = (finite.astype(np.float32) + y.astype(np.float32)).astype(element)
+        got = arrays.take(3, want)
+        np.testing.assert_array_equal(got.view(np.uint16), want.view(np.uint16))
 
 
 # -- beyond 2^31 --------------------------------------------------------------

@@ -160,14 +160,91 @@ def test_without_a_sharding_rule_lax_runs(auto_mesh):
 
 def test_without_a_derivative_grad_says_so():
     product = jl.define(jl.Op("toy_no_grad", lax=_matmul))
-    with pytest.raises(NotImplementedError, match="toy_no_grad"):
+    message = "^toy_no_grad: cannot be {}, as its record has no '{}' rule"
+    with pytest.raises(NotImplementedError, match=message.format("diff.*", "jvp")):
         jax.grad(loss(product))(*matrices())
+    with pytest.raises(NotImplementedError, match=message.format("diff.*", "jvp")):
+        jax.jit(lambda a, b: jax.jvp(product, (a, b), (a, b)))(*matrices())
+    a, b = matrices()
+    with pytest.raises(NotImplementedError, match=message.format("tr.*", "transpose")):
+        jax.linear_transpose(lambda a: product(a, b), a)(a @ b)
 
 
 def test_without_a_batching_rule_vmap_says_so():
     a, b = matrices()
-    with pytest.raises(NotImplementedError, match="toy_matmul"):
+    message = "^toy_matmul: cannot be mapped by vmap, as its record has no 'batch' rule"
+    with pytest.raises(NotImplementedError, match=message):
         jax.vmap(toy, (None, 0))(a, b[None])
+
+
+def test_a_name_can_be_defined_once():
+    for name in ("toy_matmul", "permute"):
+        with pytest.raises(ValueError, match=f"an operator named '{name}' already"):
+            jl.define(jl.Op(name, lax=_matmul))
+
+
+def test_records_are_kept_by_name():
+    assert jl.operators()["toy_matmul"].lax is _matmul
+    with pytest.raises(TypeError):
+        jl.operators()["toy_matmul"] = None
+
+
+def test_handlers_given_to_define_are_for_their_platforms_alone(tmp_path):
+    """Elsewhere the lax function runs, as the program for CUDA shows."""
+    library = ctypes.CDLL(str(build(tmp_path)))
+    handlers = {"cpu": jax.ffi.pycapsule(library.ToyMatmul)}
+    record = jl.Op("toy_handled", lax=_matmul, kernel=lambda *_: jl.Kernel({}))
+    product = jl.define(record, handlers)
+    a, b = matrices()
+    np.testing.assert_allclose(jax.jit(product)(a, b), a @ b, rtol=1e-12)
+    traced = jax.jit(product).trace(a, b)
+    for platform, target in (("cpu", True), ("cuda", False), ("tpu", False)):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert ("jax_layout_toy_handled" in text) == target
+        assert ("dot_general" in text) != target
+
+
+def test_a_handler_for_an_unknown_platform_is_an_error():
+    with pytest.raises(ValueError, match="cpu, cuda at most, got one for 'tpu'"):
+        jl.define(jl.Op("toy_tpu", lax=_matmul), {"tpu": None})
+    assert "toy_tpu" not in jl.operators()
+
+
+def test_a_kernel_without_a_handler_is_an_error_that_names_it():
+    record = jl.Op("toy_missing", lax=_matmul, kernel=lambda *_: jl.Kernel({}))
+    product = jl.define(record)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="jax_layout_toy_missing"):
+        jax.jit(product)(*matrices())
+
+
+def test_dtypes_that_kernels_do_not_make_run_lax():
+    record = jl.Op(
+        "toy_float32",
+        lax=_matmul,
+        kernel=lambda *_: jl.Kernel({}, target="jax_layout_toy_matmul"),
+        dtypes=("float64",),
+    )
+    product = jl.define(record)
+    a, b = matrices()
+    assert kernels(compiled(product, a, b)) == 1
+    half = a.astype(np.float32), b.astype(np.float32)
+    assert kernels(compiled(product, *half)) == 0
+    np.testing.assert_allclose(product(*half), a @ b, rtol=1e-4)
+
+
+def test_prepared_operands():
+    """A kernel may take other operands than the operator: here the product's."""
+    record = jl.Op(
+        "toy_gram",
+        lax=lambda a: jax.lax.dot(a, a.T),
+        kernel=lambda *_: jl.Kernel(
+            {}, target="jax_layout_toy_matmul", prepare=lambda a: [a, a.T]
+        ),
+    )
+    gram = jl.define(record)
+    a, _ = matrices()
+    np.testing.assert_allclose(jax.jit(gram)(a), a @ a.T, rtol=1e-12)
+    assert kernels(compiled(gram, a)) == 1
 
 
 def test_several_results(auto_mesh):

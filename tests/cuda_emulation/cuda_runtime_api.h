@@ -92,8 +92,21 @@ T __ldg(const T* from) {
 }
 
 template <typename T>
+T __ldcg(const T* from) {
+  return __ldg(from);
+}
+
+template <typename T>
 void __stwb(T* to, T value) {
   emulation::GlobalStore(to, &value, sizeof(T));
+}
+
+// Fibers are switched at barriers only, so this is atomic.
+template <typename T>
+T atomicAdd(T* to, T value) {
+  const T old = __ldg(to);
+  __stwb(to, static_cast<T>(old + value));
+  return old;
 }
 
 template <typename... Params, typename... Args>

@@ -192,7 +192,7 @@ void RunBlock([[maybe_unused]] size_t shared_bytes) {
 
 // The offset of an access that must be aligned and inside [base, base + size).
 bool Inside(const char* what, const void* address, const char* base,
-            size_t bytes, int64_t* offset) {
+            int64_t size, size_t bytes, int64_t* offset) {
   const auto at = reinterpret_cast<uintptr_t>(address);
   *offset = static_cast<int64_t>(at - reinterpret_cast<uintptr_t>(base));
   if (at % bytes != 0) {
@@ -200,8 +200,7 @@ bool Inside(const char* what, const void* address, const char* base,
          " bytes at offset " + std::to_string(*offset));
     return false;
   }
-  if (*offset < 0 ||
-      *offset + static_cast<int64_t>(bytes) > state.memory.size) {
+  if (*offset < 0 || *offset + static_cast<int64_t>(bytes) > size) {
     Fail(std::string(what) + " of " + std::to_string(bytes) +
          " bytes out of bounds at offset " + std::to_string(*offset));
     return false;
@@ -235,7 +234,17 @@ unsigned long long Shuffle(unsigned mask, unsigned long long value, int lane) {
 void GlobalLoad(const void* from, void* to, size_t bytes) {
   int64_t offset;
   std::memset(to, 0, bytes);
-  if (!Inside("load", from, state.memory.x, bytes, &offset)) return;
+  const char* base = state.memory.x;
+  int64_t size = state.memory.size;
+  for (const auto& [start, length] : state.memory.reads) {
+    if (from < start) continue;
+    const auto distance =
+        reinterpret_cast<uintptr_t>(from) - reinterpret_cast<uintptr_t>(start);
+    if (distance >= static_cast<uintptr_t>(length)) continue;
+    base = static_cast<const char*>(start);
+    size = length;
+  }
+  if (!Inside("load", from, base, size, bytes, &offset)) return;
   if (state.memory.load) {
     state.memory.load(offset, static_cast<char*>(to), bytes);
   } else {
@@ -245,7 +254,9 @@ void GlobalLoad(const void* from, void* to, size_t bytes) {
 
 void GlobalStore(void* to, const void* from, size_t bytes) {
   int64_t offset;
-  if (!Inside("store", to, state.memory.y, bytes, &offset)) return;
+  if (!Inside("store", to, state.memory.y, state.memory.size, bytes, &offset)) {
+    return;
+  }
   if (state.memory.store) {
     state.memory.store(offset, static_cast<const char*>(from), bytes);
   } else {

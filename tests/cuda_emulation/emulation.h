@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cuda_runtime_api.h"
 
@@ -28,6 +30,8 @@ struct Memory {
   int64_t size = 0;
   std::function<void(int64_t offset, char* to, size_t bytes)> load;
   std::function<void(int64_t offset, const char* from, size_t bytes)> store;
+  // What may be read, of real addresses, where that is not x alone.
+  std::vector<std::pair<const void*, int64_t>> reads = {};
 };
 
 // Which blocks of a grid run: all, or the first, the last and random ones, as

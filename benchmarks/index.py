@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times rows selected and added by index: `python -m benchmarks.index --help`."""
+
+import functools
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jax_layout as jl
+from benchmarks.gemm import main
+from benchmarks.gemm_cases import GemmCase
+
+# shape, axis, number of indices, the rows they fall on (few: many repeat), dtype
+_CASES = [
+    ((50_000, 1024), 0, 8192, 50_000, "float32"),
+    ((50_000, 1024), 0, 8192, 500, "float32"),
+    ((50_000, 1024), 0, 8192, 50_000, "bfloat16"),
+    ((50_000, 1024), 0, 8192, 500, "bfloat16"),
+    ((30_000, 768), 0, 512, 30_000, "float32"),
+    ((50_000, 64), 0, 8192, 50_000, "float32"),
+    ((512, 512), 0, 512, 512, "float32"),
+    ((256, 56, 56), 0, 128, 256, "float32"),
+    ((64, 100, 512), 1, 50, 100, "float32"),
+    ((1024, 1000), 1, 256, 1000, "float32"),
+    ((4096, 4096), 1, 64, 4096, "float32"),
+    ((512, 512), 1, 512, 512, "float32"),
+    ((100_000, 3), 0, 100_000, 100_000, "float32"),
+    ((1_000_000,), 0, 1_000_000, 1_000_000, "float32"),
+    ((64, 64), 0, 16, 64, "float32"),
+]
+
+
+def _cases(
+    shape: tuple[int, ...], axis: int, count: int, used: int, dtype: str
+) -> list[GemmCase]:
+    """Forward; the gradient, which is a sum onto zeros; a sum onto an array."""
+    selected = (*shape[:axis], count, *shape[axis + 1 :])
+    at = (slice(None),) * axis
+    repeats = ", repeated" if used < shape[axis] else ""
+    name = f"{'x'.join(map(str, shape))} axis {axis}, {count}{repeats}"
+
+    def ours_grad(ct: Any, i: Any) -> Any:
+        like = jax.ShapeDtypeStruct(shape, ct.dtype)
+        return jax.linear_transpose(lambda x: jl.index_select(x, axis, i), like)(ct)
+
+    def jnp_grad(ct: Any, i: Any) -> Any:
+        like = jax.ShapeDtypeStruct(shape, ct.dtype)
+        take = functools.partial(jnp.take, indices=i, axis=axis, fill_value=0)
+        return jax.linear_transpose(take, like)(ct)
+
+    def torch_grad(torch: Any) -> Any:
+        kind = getattr(torch, dtype)
+        return lambda ct, i: torch.zeros(shape, dtype=kind).index_add_(axis, i, ct)
+
+    return [
+        GemmCase(
+            "select", name, (shape,), dtype, 0,
+            lambda x, i: jl.index_select(x, axis, i),
+            lambda x, i: jnp.take(x, i, axis),
+            lambda torch: lambda x, i: torch.index_select(x, axis, i),
+            index=(used, count),
+        ),
+        GemmCase(
+            "gradient", name, (selected,), dtype, 0,
+            ours_grad, jnp_grad, torch_grad, index=(used, count),
+        ),
+        GemmCase(
+            "add", name, (shape, selected), dtype, 0,
+            lambda x, s, i: jl.index_add(x, axis, i, s),
+            lambda x, s, i: x.at[(*at, i)].add(s),
+            lambda torch: lambda x, s, i: torch.index_add(x, axis, i, s),
+            index=(used, count),
+        ),
+    ]  # fmt: skip
+
+
+def all_cases() -> dict[str, list[GemmCase]]:
+    cases = [case for arguments in _CASES for case in _cases(*arguments)]
+    groups = ("select", "gradient", "add")
+    return {group: [c for c in cases if c.group == group] for group in groups}
+
+
+if __name__ == "__main__":
+    found = all_cases()
+    sys.exit(main(name="index", groups=tuple(found), found=found))

@@ -1,0 +1,561 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that an index names: selected, and added to."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.experimental import checkify
+from jax.interpreters import ad
+from jax.sharding import AxisType
+from jax.typing import ArrayLike
+
+from jax_layout.gemm import accumulator, placement
+from jax_layout.matmul import arrays, scalar
+from jax_layout.op import Kernel, Op, define
+
+Mode = Literal["fill", "clip", "error"]
+
+# On a CPU, XLA's own loop is as fast where few slices have rows of few bytes.
+_CPU_MIN_SLICES = 8
+_CPU_MIN_ROW_BYTES = 64
+
+# Parts of complex numbers are summed as the real types, unsigned integers as signed.
+_SUMMED = (
+    "float16 bfloat16 float32 float64 complex64 complex128 "
+    "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+).split()
+# What a GPU can add atomically.
+_ATOMIC = "float32 float64 complex64 complex128 int32 int64 uint32 uint64".split()
+
+
+def index_select(
+    x: ArrayLike, axis: int, index: ArrayLike, *, mode: Mode = "fill"
+) -> Array:
+    """The rows of x along an axis that an index names, as `torch.index_select`.
+
+    Its derivative is `index_add`: rows that are selected twice sum their cotangents.
+
+    Args:
+      x: array of any shape and dtype; one without axes counts as one row.
+      axis: the axis that is indexed; a negative one counts from the last.
+      index: integers, shape `(n,)` or `()`, which is one row. Negative ones count
+        from the end.
+      mode: what an index out of range gives: "fill", as `jax.numpy.take`, NaN (the
+        smallest integer, the largest unsigned one, True); "clip", the nearest row;
+        "error", an error under `jax.experimental.checkify` and when called eagerly.
+        Gradients of filled rows are zero.
+
+    Returns:
+      shape of `x` with n in place of the axis, dtype of `x`.
+
+    Raises:
+      TypeError: if x or index is not an array, or index holds no integers.
+      ValueError: if axis, the shape of index or mode is wrong, or rows of an empty
+        axis are asked for.
+
+    Source: `torch.index_select`, whose kernels serve one axis in the same way.
+
+    >>> index_select(jnp.arange(6).reshape(2, 3), 1, jnp.array([2, 0, -1])).tolist()
+    [[2, 0, 2], [5, 3, 5]]
+    """
+    x, index = arrays("index_select", x=x, index=index)
+    axis = _axis("index_select", axis, x)
+    index = _index("index_select", index, x, axis, mode)
+    if x.ndim == 0:
+        _one("index_select", index)
+        return _select(x[None], index, 0, mode)[0]
+    return _select(x, index, axis, mode)
+
+
+def index_add(
+    x: ArrayLike,
+    axis: int,
+    index: ArrayLike,
+    source: ArrayLike,
+    *,
+    alpha: ArrayLike = 1,
+    mode: Mode = "fill",
+    deterministic: bool = True,
+) -> Array:
+    """x plus alpha times the rows of source, each at its index, as `torch.index_add`.
+
+    Rows with the same index are added in their order, so results are the same in
+    every run. 16-bit floating point is summed in float32 and rounded once. Donated,
+    or carried by a loop, x is added to without a copy. Its derivative by source is
+    `index_select`.
+
+    Args:
+      x: array of any shape, of numbers.
+      axis: the axis that is indexed; a negative one counts from the last.
+      index: integers, shape `(n,)` or `()`. Negative ones count from the end.
+      source: shape of `x` with n in place of the axis, dtype of `x`.
+      alpha: number, or array of shape `()`.
+      mode: what becomes of the row of an index out of range: "fill" drops it, as
+        `x.at[index].add`; "clip" adds it to the nearest; "error" is as in
+        `index_select`.
+      deterministic: False allows a GPU to add atomically: in any order, without
+        sorting the indices first. CPUs need neither.
+
+    Returns:
+      shape and dtype of `x`.
+
+    Raises:
+      TypeError: if an argument is not an array, dtypes differ, index holds no
+        integers, or alpha does not fit.
+      ValueError: if axis, a shape or mode is wrong.
+
+    Source: `torch.index_add`.
+
+    >>> x, index = jnp.zeros((3, 2)), jnp.array([2, 0, -1])
+    >>> index_add(x, 0, index, jnp.ones((3, 2)), alpha=2).tolist()
+    [[2.0, 2.0], [0.0, 0.0], [4.0, 4.0]]
+    """
+    x, index, source = arrays("index_add", x=x, index=index, source=source)
+    axis = _axis("index_add", axis, x)
+    index = _index("index_add", index, x, axis, mode)
+    if not jnp.issubdtype(x.dtype, jnp.number):
+        raise TypeError(f"index_add: x must hold numbers, got {x.dtype}.")
+    if source.dtype != x.dtype:
+        raise TypeError(
+            f"index_add: source must have the dtype of x, {x.dtype}, "
+            f"got {source.dtype}."
+        )
+    if x.ndim == 0:
+        _one("index_add", index)
+        shape: tuple[int, ...] = ()
+    else:
+        shape = (*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :])
+    if source.shape != shape:
+        raise ValueError(
+            f"index_add: source must have shape {shape}, for x of shape {x.shape} "
+            f"and {index.shape[0]} indices along axis {axis}, got {source.shape}."
+        )
+    factor = scalar("index_add", "alpha", alpha, x.dtype)
+    rows = jnp.asarray(source)
+    if isinstance(factor, Array) or factor != 1:
+        rows = (rows.astype(accumulator(x.dtype)) * factor).astype(x.dtype)
+    if x.ndim == 0:
+        return _add(x[None], index, rows[None], 0, mode, bool(deterministic))[0]
+    return _add(x, index, rows, axis, mode, bool(deterministic))
+
+
+def _axis(name: str, axis: int, x: Array) -> int:
+    try:
+        given = operator.index(axis)
+    except TypeError:
+        raise TypeError(f"{name}: axis must be an integer, got {axis!r}.") from None
+    rank = max(x.ndim, 1)
+    if not -rank <= given < rank:
+        raise ValueError(f"{name}: axis must lie in [{-rank}, {rank}), got {given}.")
+    return given % rank
+
+
+def _index(name: str, index: Array, x: Array, axis: int, mode: str) -> Array:
+    """The index as int32 or int64, 1-D."""
+    if mode not in ("fill", "clip", "error"):
+        raise ValueError(
+            f'{name}: mode must be "fill", "clip" or "error", got {mode!r}.'
+        )
+    if not jnp.issubdtype(index.dtype, jnp.integer):
+        raise TypeError(f"{name}: index must hold integers, got {index.dtype}.")
+    if index.ndim > 1:
+        raise ValueError(f"{name}: index must be 1-D or 0-D, got shape {index.shape}.")
+    index = index.reshape(-1)
+    if index.size and x.ndim and x.shape[axis] == 0:
+        raise ValueError(
+            f"{name}: an empty axis has no rows, got x of shape {x.shape}, axis {axis} "
+            f"and {index.size} indices."
+        )
+    if index.dtype in (np.int32, np.int64):
+        return index
+    signed = jax.dtypes.canonicalize_dtype(np.int64)
+    if jnp.iinfo(index.dtype).bits < 32:
+        return index.astype(np.int32)
+    # What does not fit is out of range, and stays so.
+    return jnp.minimum(index, np.iinfo(signed).max).astype(signed)
+
+
+def _one(name: str, index: Array) -> None:
+    if index.shape != (1,):
+        raise ValueError(
+            f"{name}: x without axes is one row, got {index.shape[0]} indices."
+        )
+
+
+def _check(name: str, index: Array, extent: int) -> None:
+    inside = (index >= -extent) & (index < extent)
+    checkify.check(
+        jnp.all(inside),
+        f"{name}: indices must lie in [{-extent}, {extent}), got {{index}}.",
+        index=index[jnp.argmin(inside)] if index.size else jnp.zeros((), index.dtype),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
+def _select_jit(x: Array, index: Array, axis: int, mode: str) -> Array:
+    return index_select_p(x, index, axis=axis, mode=mode)
+
+
+def _select(x: Array, index: Array, axis: int, mode: str) -> Array:
+    if mode == "error":
+        _check("index_select", index, x.shape[axis])
+        mode = "fill"
+    return _select_jit(x, index, axis, mode)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
+def _add_jit(
+    x: Array, index: Array, source: Array, axis: int, clip: bool, deterministic: bool
+) -> Array:
+    return index_add_p(
+        index,
+        source,
+        x,
+        axis=axis,
+        extent=x.shape[axis],
+        clip=clip,
+        deterministic=deterministic,
+    )
+
+
+def _add(
+    x: Array, index: Array, source: Array, axis: int, mode: str, deterministic: bool
+) -> Array:
+    if mode == "error":
+        _check("index_add", index, x.shape[axis])
+    return _add_jit(x, index, source, axis, mode == "clip", deterministic)
+
+
+# --- what both primitives share: `index` has shape (*batch, n), where the batch axes
+# are the first of x and of source too, and come before `axis`.
+
+
+def _resolve(index: Array, extent: int, clip: bool) -> Array:
+    """The index without negative ones; `extent` for those that name no row."""
+    if extent > np.iinfo(index.dtype).max:
+        index = index.astype(np.int64)
+    index = jnp.where(index < 0, index + extent, index)
+    if clip:
+        return jnp.clip(index, 0, extent - 1)
+    return jnp.where((index < 0) | (index >= extent), extent, index)
+
+
+def _over_batches(f: Callable[..., Array], index: Array) -> Callable[..., Array]:
+    for _ in range(index.ndim - 1):
+        f = jax.vmap(f)
+    return f
+
+
+def _spec(x: Any, rank: int) -> list[Any]:
+    """The mesh axes of each axis of x, as its type says."""
+    spec = list(jax.typeof(x).sharding.spec)
+    return spec + [None] * (rank - len(spec))
+
+
+def _on_mesh(
+    f: Callable[..., Array], operands: Sequence[Array], spec: Sequence[Any]
+) -> Array:
+    """f(*operands), with the sharding that an Explicit mesh wants to be told."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or AxisType.Explicit not in mesh.axis_types:
+        return f(*operands)
+    used: set[str] = set()
+    placed = []
+    for axes in spec:
+        names = {axes} if isinstance(axes, str) else set(axes or ())
+        placed.append(None if names & used else axes)
+        used |= names
+    return jax.sharding.auto_axes(f, out_sharding=jax.P(*placed))(*operands)
+
+
+def _names(rank: int, index: Any, axis: int) -> tuple[str, str, str]:
+    """The axes of x, of index and of what is selected, for a sharding rule."""
+    names = [f"a{i}" for i in range(rank)]
+    batch = names[: index.ndim - 1]
+    whole = " ".join([*names[:axis], "N", *names[axis + 1 :]])
+    selected = " ".join([*names[:axis], "n", *names[axis + 1 :]])
+    return whole, " ".join([*batch, "n"]), selected
+
+
+def _insert(x: Array, dim: int | None, to: int, size: int) -> Array:
+    """x with its batch axis at `to`; a new one if it has none."""
+    if dim is None:
+        shape = (*x.shape[:to], size, *x.shape[to:])
+        return jnp.broadcast_to(jnp.expand_dims(x, to), shape)
+    return jnp.moveaxis(x, dim, to)
+
+
+def _small_rows(x: Any, axis: int) -> bool:
+    slices, row = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    return slices < _CPU_MIN_SLICES and row * x.dtype.itemsize < _CPU_MIN_ROW_BYTES
+
+
+def _whole_bytes(dtype: Any) -> bool:
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return False  # PRNG keys and their like
+    return jax.dtypes.itemsize_bits(dtype) >= 8
+
+
+# --- index_select_p: `mode` is "fill", "clip", or "zero", which fills with zeros
+
+
+def _fill_value(dtype: Any, mode: str) -> Any:
+    if mode != "fill":
+        return np.zeros((), dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.full((), np.nan, dtype)
+    if dtype == np.bool_:
+        return np.ones((), dtype)
+    limits = jnp.iinfo(dtype)
+    return np.full((), limits.min if limits.min < 0 else limits.max, dtype)
+
+
+def _select_lax(x: Array, index: Array, *, axis: int, mode: str) -> Array:
+    batch = index.ndim - 1
+
+    def take(x: Array, index: Array) -> Array:
+        return jnp.take(
+            x,
+            _resolve(index, x.shape[axis - batch], mode == "clip"),
+            axis=axis - batch,
+            mode="clip" if mode == "clip" else "fill",
+            fill_value=0 if mode == "zero" else None,
+        )
+
+    spec = _spec(x, x.ndim)
+    spec[axis] = _spec(index, index.ndim)[-1]
+    return _on_mesh(_over_batches(take, index), (x, index), spec)
+
+
+def _select_kernel(
+    platform: str, x: Any, index: Any, *, axis: int, mode: str
+) -> Kernel | None:
+    if not _whole_bytes(x.dtype) or x.size == 0 or index.size == 0:
+        return None
+    if platform == "cpu" and _small_rows(x, axis):
+        return None
+    fill = np.frombuffer(_fill_value(x.dtype, mode).tobytes(), np.uint8)
+    return Kernel({"axis": np.int64(axis), "clip": mode == "clip", "fill": fill})
+
+
+def _select_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, axis: int, mode: str
+) -> tuple[Any, Any]:
+    x, index = primals
+    y = index_select_p(x, index, axis=axis, mode=mode)
+    linear = "zero" if mode == "fill" else mode
+    return y, index_select_p(tangents[0], index, axis=axis, mode=linear)
+
+
+def _select_transpose(
+    ct: Any, x: Any, index: Any, *, axis: int, mode: str
+) -> list[Any]:
+    out = index_add_p(
+        index,
+        ct,
+        axis=axis,
+        extent=x.aval.shape[axis],
+        clip=mode == "clip",
+        deterministic=True,
+    )
+    sharding = placement(x.aval)
+    return [out if sharding is None else jax.sharding.reshard(out, sharding), None]
+
+
+def _select_batch(
+    operands: Sequence[Any], dims: Sequence[Any], *, axis: int, mode: str
+) -> tuple[Array, int]:
+    (x, index), (x_dim, index_dim) = operands, dims
+    batch = index.ndim - 1 - (index_dim is not None)
+    if index_dim is None:
+        # The batch axis stays where it was, behind those of the index.
+        to = max(x_dim, batch)
+        x = jnp.moveaxis(x, x_dim, to)
+        y = index_select_p(x, index, axis=axis + (to <= axis), mode=mode)
+        return y, to
+    if x_dim is None:  # one longer index serves all
+        rows = jnp.moveaxis(index, index_dim, batch)
+        flat = rows.reshape(*rows.shape[:batch], -1)
+        y = index_select_p(x, flat, axis=axis, mode=mode)
+        shape = (*y.shape[:axis], *rows.shape[batch:], *y.shape[axis + 1 :])
+        return y.reshape(shape), axis
+    x, index = jnp.moveaxis(x, x_dim, 0), jnp.moveaxis(index, index_dim, 0)
+    return index_select_p(x, index, axis=axis + 1, mode=mode), 0
+
+
+def _select_sharding(x: Any, index: Any, *, axis: int, mode: str) -> str:
+    whole, index_axes, selected = _names(x.ndim, index, axis)
+    return f"{whole}, {index_axes} -> {selected}"
+
+
+index_select_p = define(
+    Op(
+        name="index_select",
+        lax=_select_lax,
+        kernel=_select_kernel,
+        jvp=_select_jvp,
+        transpose=_select_transpose,
+        batch=_select_batch,
+        sharding=_select_sharding,
+    )
+)
+
+
+# --- index_add_p: operands index and source, and x unless the sum starts at zero
+
+
+def _add_lax(
+    index: Array,
+    source: Array,
+    *x: Array,
+    axis: int,
+    extent: int,
+    clip: bool,
+    deterministic: bool,
+) -> Array:
+    batch = index.ndim - 1
+    floating = jnp.issubdtype(source.dtype, jnp.floating)
+    wide = accumulator(source.dtype) if floating else source.dtype
+    at = (slice(None),) * (axis - batch)
+
+    def add(index: Array, source: Array, y: Array) -> Array:
+        rows = _resolve(index, extent, clip)
+        return y.at[(*at, rows)].add(source, mode="drop")
+
+    def sum_up(index: Array, source: Array, *x: Array) -> Array:
+        shape = (*source.shape[:axis], extent, *source.shape[axis + 1 :])
+        y = x[0].astype(wide) if x else jnp.zeros(shape, wide)
+        out = _over_batches(add, index)(index, source.astype(wide), y)
+        return out.astype(source.dtype)
+
+    spec = _spec(source, source.ndim)
+    spec[axis] = None
+    if x:
+        spec = _spec(x[0], source.ndim)
+    return _on_mesh(sum_up, (index, source, *x), spec)
+
+
+def _add_kernel(
+    platform: str,
+    index: Any,
+    source: Any,
+    *x: Any,
+    axis: int,
+    extent: int,
+    clip: bool,
+    deterministic: bool,
+) -> Kernel | None:
+    dtype = source.dtype
+    if source.size == 0 or extent == 0:
+        return None
+    if max(extent, index.shape[-1]) >= 2**31:
+        return None  # rows are counted in 32 bits
+    attributes = {"axis": np.int64(axis), "clip": clip}
+    if platform == "cpu":
+        if dtype.itemsize > 2 and _small_rows(source, axis):
+            return None
+        # Where x is not donated, XLA would copy it first; a copy is cheap enough to
+        # make on the way if there is about as much to add.
+        in_place = x and x[0].size > 2 * source.size
+        aliases = {2: 0} if in_place else {}
+        return Kernel(attributes | {"sorted": False, "keep": bool(x)}, aliases=aliases)
+    sort = deterministic or dtype.name not in _ATOMIC
+    shape = (*source.shape[:axis], extent, *source.shape[axis + 1 :])
+
+    def prepare(index: Array, source: Array, *x: Array) -> list[Array]:
+        y = x[0] if x else jnp.zeros(shape, dtype)
+        if not sort:
+            return [index, source, y]
+        rows = _resolve(index, extent, clip)
+        places = jax.lax.broadcasted_iota(np.int32, rows.shape, rows.ndim - 1)
+        rows, places = jax.lax.sort((rows, places), num_keys=1, is_stable=True)
+        return [rows, source, places, y]
+
+    return Kernel(
+        attributes | {"sorted": sort, "keep": True},
+        aliases={2 + sort: 0},
+        prepare=prepare,
+    )
+
+
+def _add_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+) -> tuple[Any, Any]:
+    index, *_ = primals
+    _, dsource, *dx = tangents
+    y = index_add_p(*primals, **params)
+    given = [t for t in dx if not isinstance(t, ad.Zero)]
+    if not isinstance(dsource, ad.Zero):
+        return y, index_add_p(index, dsource, *given, **params)
+    return y, given[0]
+
+
+def _add_transpose(
+    ct: Any, index: Any, source: Any, *x: Any, axis: int, clip: bool, **params: Any
+) -> list[Any]:
+    ct_source = None
+    if ad.is_undefined_primal(source):
+        mode = "clip" if clip else "zero"
+        ct_source = index_select_p(ct, index, axis=axis, mode=mode)
+        sharding = placement(source.aval)
+        if sharding is not None:
+            ct_source = jax.sharding.reshard(ct_source, sharding)
+    return [None, ct_source, *(ct if ad.is_undefined_primal(i) else None for i in x)]
+
+
+def _add_batch(
+    operands: Sequence[Any], dims: Sequence[Any], *, axis: int, **params: Any
+) -> tuple[Array, int]:
+    index, *rows = operands
+    index_dim, *row_dims = dims
+    size = next(
+        x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None
+    )
+    to = 0
+    if index_dim is None:
+        to = index.ndim - 1  # an axis like any other, behind those of the index
+    else:
+        index = jnp.moveaxis(index, index_dim, 0)
+    rows = [_insert(x, d, to, size) for x, d in zip(rows, row_dims, strict=True)]
+    return index_add_p(index, *rows, axis=axis + 1, **params), to
+
+
+def _add_sharding(index: Any, source: Any, *x: Any, axis: int, **params: Any) -> str:
+    whole, index_axes, selected = _names(source.ndim, index, axis)
+    return ", ".join([index_axes, selected, *[whole] * len(x)]) + f" -> {whole}"
+
+
+def _add_in_parts(
+    total: Any, index: Array, source: Array, *x: Array, **params: Any
+) -> Array:
+    """x is added once, not by every device; 16-bit sums are rounded at the end."""
+    floating = jnp.issubdtype(source.dtype, jnp.floating)
+    wide = accumulator(source.dtype) if floating else source.dtype
+    out = total(index_add_p(index, source.astype(wide), **params))
+    for addend in x:
+        out = out + addend.astype(wide)
+    return out.astype(source.dtype)
+
+
+index_add_p = define(
+    Op(
+        name="index_add",
+        lax=_add_lax,
+        kernel=_add_kernel,
+        jvp=_add_jvp,
+        transpose=_add_transpose,
+        batch=_add_batch,
+        sharding=_add_sharding,
+        in_parts=_add_in_parts,
+        dtypes=_SUMMED,
+    )
+)
