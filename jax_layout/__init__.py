@@ -9,9 +9,29 @@
 
 from importlib.metadata import version as _version
 
+from jax_layout.dropout import dropout, dropout2d
 from jax_layout.einsum import dot_general, einsum, tensordot
+from jax_layout.elementwise import (
+    add,
+    divide,
+    elementwise,
+    gelu,
+    hardswish,
+    leaky_relu,
+    maximum,
+    minimum,
+    multiply,
+    relu,
+    relu6,
+    sigmoid,
+    silu,
+    subtract,
+    tanh,
+    where,
+)
 from jax_layout.geam import geam
 from jax_layout.gemm import GemmPlan, explain_gemm, save_gemms
+from jax_layout.interpolate import interpolate
 from jax_layout.linear import linear
 from jax_layout.matmul import (
     addbmm,
@@ -38,6 +58,14 @@ from jax_layout.memory_format import (
     with_memory_format,
     zeros_like,
 )
+from jax_layout.normalization import (
+    batch_norm,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    log_softmax,
+    softmax,
+)
 from jax_layout.op import Kernel, Op, define
 from jax_layout.permute import (
     matrix_transpose,
@@ -45,6 +73,15 @@ from jax_layout.permute import (
     permute,
     swapaxes,
     transpose,
+)
+from jax_layout.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
+from jax_layout.serialization import load, save
+from jax_layout.shuffle import (
+    channel_shuffle,
+    concatenate,
+    pad,
+    pixel_shuffle,
+    pixel_unshuffle,
 )
 
 __version__ = _version("jax-layout")
@@ -54,37 +91,73 @@ __all__ = [
     "Kernel",
     "MemoryFormat",
     "Op",
+    "adaptive_avg_pool",
+    "adaptive_max_pool",
+    "add",
     "addbmm",
     "addbmm_",
     "addmm",
     "addmm_",
+    "avg_pool",
     "baddbmm",
     "baddbmm_",
+    "batch_norm",
     "bmm",
+    "channel_shuffle",
     "channels_first",
     "channels_last",
+    "concatenate",
     "define",
+    "divide",
     "dot_general",
+    "dropout",
+    "dropout2d",
     "einsum",
+    "elementwise",
     "empty_like",
     "explain_gemm",
     "full_like",
     "geam",
+    "gelu",
     "gemm",
+    "group_norm",
+    "hardswish",
+    "instance_norm",
+    "interpolate",
     "is_contiguous",
+    "layer_norm",
+    "leaky_relu",
     "linear",
+    "load",
+    "log_softmax",
     "matmul",
     "matrix_transpose",
+    "max_pool",
+    "maximum",
     "memory_format",
+    "minimum",
     "mm",
     "moveaxis",
+    "multiply",
     "ones_like",
+    "pad",
     "permute",
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "preserve",
+    "relu",
+    "relu6",
+    "save",
     "save_gemms",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "subtract",
     "swapaxes",
+    "tanh",
     "tensordot",
     "transpose",
+    "where",
     "with_memory_format",
     "zeros_like",
 ]
