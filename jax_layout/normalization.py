@@ -2,8 +2,8 @@
 """Normalisation, and softmax, in the memory format of the input.
 
 Mean and variance come from one pass over the input. Sums of squares cancel badly
-where the mean is large, so they are taken about the mean of a part of the input;
-the result does not depend on that point, and gradients need not know of it.
+where the mean is large, so they are taken about the mean of a few elements; the
+result does not depend on that point, and gradients need not know of it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from jax.typing import ArrayLike
 
 from jax_layout.memory_format import MemoryFormat, formatted, store, stored
 from jax_layout.physical import aligned, array, axes, floating, per_channel, wide
+
+# So many elements tell where the mean is about.
+_NEAR = 16
 
 
 @formatted
@@ -73,25 +76,28 @@ def batch_norm(
             per_channel(v, format).astype(wide(x.dtype))
             for v in (running_mean, running_var)
         )
-        return _apply(physical, format, mean, var, weight, bias, eps)
+        y = _normalize(physical, mean, var, *_per_channel(format, weight, bias), eps)
+        return store(y, format)
     count = x.size // max(x.shape[1], 1)
     if count == 1:
         raise ValueError(
             "batch_norm: a channel must have more than one element in training, "
             f"got x of shape {x.shape}."
         )
-    over = axes(format, [0, *range(2, x.ndim)])
-    mean, var = _moments(physical, over)
-    y = _apply(physical, format, mean, var, weight, bias, eps)
+    mean, var = _moments(physical, axes(format, [0, *range(2, x.ndim)]))
+    y = _normalize(physical, mean, var, *_per_channel(format, weight, bias), eps)
     correction = count / max(count - 1, 1)
     updated = [
         None
         if old is None
         else jnp.asarray(old) * (1 - momentum)
         + _vector(new, format).astype(jnp.asarray(old).dtype) * momentum
-        for old, new in ((running_mean, mean), (running_var, var * correction))
+        for old, new in (
+            (running_mean, mean),
+            (running_var, var * correction),
+        )
     ]
-    return y, updated[0], updated[1]
+    return store(y, format), updated[0], updated[1]
 
 
 @formatted
@@ -129,7 +135,8 @@ def instance_norm(
         )
     physical, format = stored(x)
     mean, var = _moments(physical, axes(format, range(2, x.ndim)))
-    return _apply(physical, format, mean, var, weight, bias, eps)
+    y = _normalize(physical, mean, var, *_per_channel(format, weight, bias), eps)
+    return store(y, format)
 
 
 @formatted
@@ -178,13 +185,15 @@ def group_norm(
         for v in (means, variances)
     )
     mean = means.mean(2, keepdims=True)
-    var = (variances + (means - mean) ** 2).mean(2, keepdims=True)
-    spatial = (1,) * (x.ndim - 2)
+    var = (variances + jnp.square(means - mean)).mean(2, keepdims=True)
     mean, var = (
-        aligned(jnp.broadcast_to(v, means.shape).reshape(n, c, *spatial), format)
+        aligned(
+            jnp.broadcast_to(v, means.shape).reshape(n, c, *(1,) * (x.ndim - 2)), format
+        )
         for v in (mean, var)
     )
-    return _apply(physical, format, mean, var, weight, bias, eps)
+    y = _normalize(physical, mean, var, *_per_channel(format, weight, bias), eps)
+    return store(y, format)
 
 
 @formatted
@@ -233,14 +242,9 @@ def layer_norm(
                 f"layer_norm: {what} must have shape {shape}, got {jnp.shape(value)}."
             )
     physical, format = stored(x)
-    over = axes(format, range(x.ndim - len(shape), x.ndim))
-    mean, var = _moments(physical, over)
-    y = (physical.astype(mean.dtype) - mean) * lax.rsqrt(var + eps)
-    if weight is not None:
-        y = y * aligned(weight, format).astype(y.dtype)
-    if bias is not None:
-        y = y + aligned(bias, format).astype(y.dtype)
-    return store(y.astype(x.dtype), format)
+    mean, var = _moments(physical, axes(format, range(x.ndim - len(shape), x.ndim)))
+    scale, shift = (None if v is None else aligned(v, format) for v in (weight, bias))
+    return store(_normalize(physical, mean, var, scale, shift, eps), format)
 
 
 @formatted
@@ -307,34 +311,46 @@ def _moments(physical: Array, over: Sequence[int]) -> tuple[Array, Array]:
     """Mean and variance over some axes, which are kept with size 1."""
     x = physical.astype(wide(physical.dtype))
     if not x.size:
-        empty = [1 if axis in over else n for axis, n in enumerate(x.shape)]
-        return jnp.zeros(empty, x.dtype), jnp.zeros(empty, x.dtype)
-    outer = min((axis for axis in over if x.shape[axis] > 1), default=None)
-    point = x if outer is None else lax.slice_in_dim(x, 0, 1, axis=outer)
-    point = lax.stop_gradient(point.mean(tuple(over), keepdims=True))
-    away = x - point
-    mean = away.mean(tuple(over), keepdims=True)
-    square = (away * away).mean(tuple(over), keepdims=True)
-    var = square - mean * mean
-    return point + mean, jnp.where(var < 0, jnp.zeros_like(var), var)
+        shape = [1 if axis in over else size for axis, size in enumerate(x.shape)]
+        return jnp.zeros(shape, x.dtype), jnp.zeros(shape, x.dtype)
+    near = x
+    for axis in over:
+        many = _NEAR if axis == over[-1] else 1
+        near = lax.slice_in_dim(near, 0, min(many, x.shape[axis]), axis=axis)
+    point = lax.stop_gradient(near.mean(over, keepdims=True))
+    mean = x.mean(over, keepdims=True)
+    var = jnp.square(x - point).mean(over, keepdims=True) - jnp.square(mean - point)
+    return mean, jnp.where(var < 0, jnp.zeros_like(var), var)
 
 
-def _apply(
+def _normalize(
     physical: Array,
-    format: MemoryFormat,
     mean: Array,
     var: Array,
-    weight: ArrayLike | None,
-    bias: ArrayLike | None,
+    weight: Array | None,
+    bias: Array | None,
     eps: float,
 ) -> Array:
-    scale = lax.rsqrt(var + eps)
+    """(x - mean) / sqrt(var + eps) * weight + bias, all of them physical arrays."""
+    factor = lax.rsqrt(var + eps)
     if weight is not None:
-        scale = scale * per_channel(weight, format).astype(scale.dtype)
-    y = (physical.astype(mean.dtype) - mean) * scale
+        factor = factor * weight.astype(factor.dtype)
+    # The mean's gradient by way of a term that is 0: two sums over x, instead of three.
+    middle = lax.stop_gradient(mean)
+    term = (middle - mean) * factor
     if bias is not None:
-        y = y + per_channel(bias, format).astype(scale.dtype)
-    return store(y.astype(physical.dtype), format)
+        term = term + bias.astype(term.dtype)
+    x = physical.astype(factor.dtype)
+    return ((x - middle) * factor + term).astype(physical.dtype)
+
+
+def _per_channel(
+    format: MemoryFormat, weight: ArrayLike | None, bias: ArrayLike | None
+) -> tuple[Array | None, Array | None]:
+    return (
+        None if weight is None else per_channel(weight, format),
+        None if bias is None else per_channel(bias, format),
+    )
 
 
 def _matrix(physical: Array, format: MemoryFormat, n: int) -> Array:

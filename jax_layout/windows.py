@@ -41,13 +41,36 @@ class Window:
 
 def sum_along(x: Array, axis: int, window: Window) -> Array:
     """The sum of each window."""
-    if window.stride == window.size and window.inside and window.dilation == 1:
-        # The gradient of a reshape and a sum is a broadcast.
-        used = window.out * window.size
-        x = lax.slice_in_dim(x, 0, used, axis=axis)
-        shape = (*x.shape[:axis], window.out, window.size, *x.shape[axis + 1 :])
-        return x.reshape(shape).sum(axis + 1)
+    if window.stride == window.size <= _MAX_UNROLLED and window.inside:
+        return disjoint_sum_p(x, axis=axis, window=window)
     return _reduce(x, axis, window, lax.add)
+
+
+def _disjoint_sum_transpose(ct: Any, x: Any, *, axis: int, window: Window) -> list[Any]:
+    if type(ct) is ad.Zero:
+        return [ct]
+    config = [(0, 0, 0)] * ct.ndim
+    config[axis] = (0, -window.high, 0)
+    spread = jnp.repeat(ct, window.size, axis)
+    return [lax.pad(spread, np.zeros((), ct.dtype)[()], config)]
+
+
+def _disjoint_sum_batch(
+    operands: Sequence[Array], dims: Sequence[int], *, axis: int, window: Window
+) -> tuple[Array, int]:
+    x = jnp.moveaxis(operands[0], dims[0], 0)
+    return disjoint_sum_p(x, axis=axis + 1, window=window), 0
+
+
+# Windows that do not overlap: forward a few slices, backward a broadcast.
+disjoint_sum_p = define(
+    Op(
+        name="pool_sum",
+        lax=lambda x, *, axis, window: _reduce(x, axis, window, lax.add),
+        transpose=_disjoint_sum_transpose,
+        batch=_disjoint_sum_batch,
+    )
+)
 
 
 def counts(window: Window, include_pad: bool) -> np.ndarray:
