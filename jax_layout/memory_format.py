@@ -412,7 +412,8 @@ _origins: dict[int, tuple[weakref.ref[Any], _Stored]] = {}
 
 def _remember(x: Any, physical: Array, format: MemoryFormat) -> None:
     key = id(x)
-    reference = weakref.ref(x, lambda _: _origins.pop(key, None))
+    # As an argument: globals are gone when the interpreter ends.
+    reference = weakref.ref(x, lambda _, origins=_origins: origins.pop(key, None))
     _origins[key] = reference, _Stored(physical, format)
 
 

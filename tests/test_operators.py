@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501 (tables)
 """Every operator in every format: against plain jax.numpy, torch and differences."""
 
 import dataclasses
@@ -6,7 +7,6 @@ import functools
 import itertools
 from collections.abc import Callable
 
-import hlo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 from jax.test_util import check_grads
 
+import hlo
 import jax_layout as jl
 
 try:
