@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_layout.memory_format import formatted, store, stored
+from jax_layout.memory_format import formatted, memory_format, store
 from jax_layout.physical import aligned
 
 P = ParamSpec("P")
@@ -42,11 +42,11 @@ def elementwise(function: Callable[P, Any]) -> Callable[P, Any]:
 
     @functools.wraps(function)
     def on_physical(*operands: Any, **options: Any) -> Any:
-        arrays = [jnp.asarray(x) for x in operands if getattr(x, "ndim", 0)]
+        arrays = [x for x in operands if getattr(x, "ndim", 0)]
         largest = max(arrays, key=lambda x: x.size, default=None)
         if largest is None or largest.ndim < max(x.ndim for x in arrays):
             return function(*operands, **options)  # type: ignore[call-arg]
-        format = stored(largest)[1]
+        format = memory_format(largest)
         if format.row_major:
             return function(*operands, **options)  # type: ignore[call-arg]
         physical = [

@@ -412,8 +412,8 @@ _origins: dict[int, tuple[weakref.ref[Any], _Stored]] = {}
 
 def _remember(x: Any, physical: Array, format: MemoryFormat) -> None:
     key = id(x)
-    # As an argument: globals are gone when the interpreter ends.
-    reference = weakref.ref(x, lambda _, origins=_origins: origins.pop(key, None))
+    origins = _origins  # the global is gone when the interpreter ends
+    reference = weakref.ref(x, lambda _: origins.pop(key, None))
     _origins[key] = reference, _Stored(physical, format)
 
 
@@ -741,7 +741,8 @@ def _like(
 def _array(name: str, x: Any) -> Array:
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
         raise TypeError(f"{name}: x must be an array, got {type(x).__name__}.")
-    return jnp.asarray(x)
+    # A copy of a traced value, as asarray makes some, would be without its tag.
+    return x if isinstance(x, Array) else jnp.asarray(x)
 
 
 def _transpose(ct: Array, x: Any, *, format: MemoryFormat) -> list[Any]:

@@ -18,7 +18,8 @@ def array(name: str, x: Any, what: str = "x") -> Array:
     """x as an array; anything without a shape is an error of the operator `name`."""
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
         raise TypeError(f"{name}: {what} must be an array, got {type(x).__name__}.")
-    return jnp.asarray(x)
+    # A copy of a traced value, as asarray makes some, would be without its tag.
+    return x if isinstance(x, Array) else jnp.asarray(x)
 
 
 def floating(name: str, x: Any, what: str = "x") -> Array:
@@ -64,7 +65,7 @@ def aligned(x: ArrayLike, format: MemoryFormat) -> Array:
         dimensions of size 1 have axes of size 1 only.
       format: of the value that x is to be combined with.
     """
-    x = jnp.asarray(x)
+    x = x if isinstance(x, Array) else jnp.asarray(x)
     if x.ndim < format.ndim:
         x = x.reshape((1,) * (format.ndim - x.ndim) + x.shape)
     physical, own = stored(x)
