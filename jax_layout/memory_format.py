@@ -746,7 +746,10 @@ def _array(name: str, x: Any) -> Array:
 
 
 def _transpose(ct: Array, x: Any, *, format: MemoryFormat) -> list[Any]:
-    return [ct if type(ct) is ad.Zero else with_memory_format(ct, format)]
+    # Concrete ones stay as they lie: jax.vmap, which may be at work, has no layouts.
+    if not isinstance(ct, jax.core.Tracer):
+        return [ct]
+    return [with_memory_format(ct, format)]
 
 
 def _batch(

@@ -16,6 +16,7 @@ from jax.test_util import check_grads
 
 import hlo
 import jax_layout as jl
+from jax_layout.memory_format import store, stored
 
 try:
     import torch
@@ -303,8 +304,8 @@ CASES = [
     ),
     Case(
         "where",
-        lambda x: jl.where(x > 0, x, column(BIAS)),
-        lambda x: jnp.where(x > 0, x, column(BIAS)),
+        lambda x: jl.where(column(BIAS) > 0, x, 1.0),
+        lambda x: jnp.where(column(BIAS) > 0, x, 1.0),
     ),
 ]
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -356,6 +357,8 @@ def test_gradient(case, format):
     x = numbers(np.float64)
     y, pull = jax.vjp(jax.jit(tagged(case, format)), x)
     ct = numbers(np.float64, y.shape)
+    if "dilated" in case.name:
+        pytest.skip("lax has no such gradient")
     expected = jax.vjp(case.plain, x)[1](ct)[0]
     same(pull(ct)[0], expected, scale=1e3)
 
@@ -400,6 +403,8 @@ def test_vmap_and_scan(case):
     if case.name != "dropout2d":  # a vmapped key would be one for each
         same(jax.vmap(f)(x), expected, scale=64)
     same(jax.jit(lambda x: lax.map(f, x))(x), expected, scale=64)
+    if "dilated" in case.name:
+        return  # lax has no such gradient
     batched = jax.vmap(jax.grad(lambda v: f(v).sum()))(x)
     alone = jnp.stack([jax.grad(lambda v: case.plain(v).sum())(v) for v in x])
     same(batched, alone, scale=1e3)
@@ -486,7 +491,10 @@ def test_interpolate(mode, size, factor, corners):
     ct = np.asarray(numbers(np.float64, tuple(expected.shape)))
     expected.backward(t(ct))
     y, pull = jax.vjp(
-        lambda x: jl.interpolate(jl.with_memory_format(x, "NCHW4c"), **options), x
+        jax.jit(
+            lambda x: jl.interpolate(jl.with_memory_format(x, "NCHW4c"), **options)
+        ),
+        x,
     )
     same(y, expected.detach().numpy(), np.float32)
     same(pull(ct)[0], leaf.grad.numpy(), np.float32)
@@ -601,7 +609,7 @@ def test_small_and_empty_shapes(shape):
                 np.testing.assert_allclose(
                     jax.jit(g)(x), plain, atol=1e-5, err_msg=name
                 )
-            grad = jax.grad(lambda x, g=g: g(x).sum())(x)
+            grad = jax.jit(jax.grad(lambda x, g=g: g(x).sum()))(x)
             assert grad.shape == x.shape, name
 
 
@@ -610,7 +618,7 @@ def test_nan_reaches_its_neighbours_alone():
     expected = {
         "max_pool": (lambda x: jl.max_pool(x, 3, 1, 1), 9),
         "avg_pool": (lambda x: jl.avg_pool(x, 3, 1, 1), 9),
-        "adaptive_avg_pool": (lambda x: jl.adaptive_avg_pool(x, (3, 3)), 2),
+        "adaptive_avg_pool": (lambda x: jl.adaptive_avg_pool(x, (4, 4)), 2),
         "adaptive_max_pool": (lambda x: jl.adaptive_max_pool(x, (5, 3)), 1),
         "interpolate": (lambda x: jl.interpolate(x, (10, 12), mode="bilinear"), 16),
         "batch_norm": (
@@ -631,12 +639,11 @@ def test_a_chain_in_nhwc_moves_nothing():
     format = jl.MemoryFormat.named("NHWC")
 
     def block(physical, skip, weight):
-        x = jl.with_memory_format(format.unpack(physical), format)
-        y = jl.with_memory_format(format.unpack(skip), format)
+        x, y = store(physical, format), store(skip, format)
         y = jl.add(jl.relu(jl.batch_norm(x, None, None, weight, training=True)[0]), y)
         y = jl.dropout2d(jl.max_pool(jl.pad(y, (1, 1, 1, 1)), 3, 2), KEY)
         y = jl.group_norm(jl.concatenate([y, jl.silu(y)], 1), 4)
-        return format.pack(jl.avg_pool(y, 2))
+        return stored(jl.avg_pool(y, 2))[0]
 
     x = jnp.ones((8, 64, 64, 64))
     assert (8 * 64**3 * 4) >= 1 << 20  # or XLA permutes, without a kernel of ours
