@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental.layout import Format, Layout
-from jax.interpreters import ad
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_layout.op import Op, define
