@@ -11,11 +11,31 @@ from importlib.metadata import version as _version
 
 from jax_layout.conv import conv, conv_transpose
 from jax_layout.conv_general_dilated import conv_general_dilated
+from jax_layout.dropout import dropout, dropout2d
 from jax_layout.einsum import dot_general, einsum, tensordot
+from jax_layout.elementwise import (
+    add,
+    divide,
+    elementwise,
+    gelu,
+    hardswish,
+    leaky_relu,
+    maximum,
+    minimum,
+    multiply,
+    relu,
+    relu6,
+    sigmoid,
+    silu,
+    subtract,
+    tanh,
+    where,
+)
 from jax_layout.explain import explain
 from jax_layout.geam import geam
 from jax_layout.gemm import GemmPlan, explain_gemm, save_gemms, tune_gemms
 from jax_layout.index import index_add, index_select
+from jax_layout.interpolate import interpolate
 from jax_layout.linear import linear
 from jax_layout.matmul import (
     addbmm,
@@ -42,6 +62,14 @@ from jax_layout.memory_format import (
     with_memory_format,
     zeros_like,
 )
+from jax_layout.normalization import (
+    batch_norm,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    log_softmax,
+    softmax,
+)
 from jax_layout.op import Kernel, Op, batch_of, define, jvp_of, operators
 from jax_layout.permute import (
     matrix_transpose,
@@ -50,8 +78,17 @@ from jax_layout.permute import (
     swapaxes,
     transpose,
 )
+from jax_layout.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
 from jax_layout.profile import Profile, profile
 from jax_layout.report import Report
+from jax_layout.serialization import load, save
+from jax_layout.shuffle import (
+    channel_shuffle,
+    concatenate,
+    pad,
+    pixel_shuffle,
+    pixel_unshuffle,
+)
 
 __version__ = _version("jax-layout")
 
@@ -62,48 +99,84 @@ __all__ = [
     "Op",
     "Profile",
     "Report",
+    "adaptive_avg_pool",
+    "adaptive_max_pool",
+    "add",
     "addbmm",
     "addbmm_",
     "addmm",
     "addmm_",
+    "avg_pool",
     "baddbmm",
     "baddbmm_",
+    "batch_norm",
     "batch_of",
     "bmm",
+    "channel_shuffle",
     "channels_first",
     "channels_last",
+    "concatenate",
     "conv",
     "conv_general_dilated",
     "conv_transpose",
     "define",
+    "divide",
     "dot_general",
+    "dropout",
+    "dropout2d",
     "einsum",
+    "elementwise",
     "empty_like",
     "explain",
     "explain_gemm",
     "full_like",
     "geam",
+    "gelu",
     "gemm",
+    "group_norm",
+    "hardswish",
     "index_add",
     "index_select",
+    "instance_norm",
+    "interpolate",
     "is_contiguous",
     "jvp_of",
+    "layer_norm",
+    "leaky_relu",
     "linear",
+    "load",
+    "log_softmax",
     "matmul",
     "matrix_transpose",
+    "max_pool",
+    "maximum",
     "memory_format",
+    "minimum",
     "mm",
     "moveaxis",
+    "multiply",
     "ones_like",
     "operators",
+    "pad",
     "permute",
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "preserve",
     "profile",
+    "relu",
+    "relu6",
+    "save",
     "save_gemms",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "subtract",
     "swapaxes",
+    "tanh",
     "tensordot",
     "transpose",
     "tune_gemms",
+    "where",
     "with_memory_format",
     "zeros_like",
 ]

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental.layout import Format, Layout
-from jax.interpreters import ad
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_layout.op import Op, define
@@ -412,7 +411,8 @@ _origins: dict[int, tuple[weakref.ref[Any], _Stored]] = {}
 
 def _remember(x: Any, physical: Array, format: MemoryFormat) -> None:
     key = id(x)
-    reference = weakref.ref(x, lambda _: _origins.pop(key, None))
+    origins = _origins  # the global is gone when the interpreter ends
+    reference = weakref.ref(x, lambda _: origins.pop(key, None))
     _origins[key] = reference, _Stored(physical, format)
 
 
@@ -450,7 +450,18 @@ def store(physical: Array, format: MemoryFormat) -> Array:
     placement = _placement([physical])
     if format.permutation is None or placement is None:
         return format.unpack(physical)
-    return _in_format(format, placement)(format.unpack(physical))
+    return _as_it_lies(format, placement)(physical)
+
+
+@functools.lru_cache(maxsize=512)
+def _as_it_lies(format: MemoryFormat, placement: Any) -> Callable[[Array], Array]:
+    """Relabels concrete physical arrays, which stay as they lie."""
+    order = format.permutation
+    assert order is not None
+    return jax.jit(
+        lambda physical: jax.lax.transpose(physical, np.argsort(order)),
+        out_shardings=Format(Layout(order), placement),
+    )
 
 
 def formatted(function: Callable[P, Any]) -> Callable[P, Any]:
@@ -729,11 +740,15 @@ def _like(
 def _array(name: str, x: Any) -> Array:
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
         raise TypeError(f"{name}: x must be an array, got {type(x).__name__}.")
-    return jnp.asarray(x)
+    # A copy of a traced value, as asarray makes some, would be without its tag.
+    return x if isinstance(x, Array) else jnp.asarray(x)
 
 
 def _transpose(ct: Array, x: Any, *, format: MemoryFormat) -> list[Any]:
-    return [ct if type(ct) is ad.Zero else with_memory_format(ct, format)]
+    # Concrete ones stay as they lie: jax.vmap, which may be at work, has no layouts.
+    if not isinstance(ct, jax.core.Tracer):
+        return [ct]
+    return [with_memory_format(ct, format)]
 
 
 def _batch(

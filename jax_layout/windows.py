@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums and maxima of the windows along one axis."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.interpreters import ad
+
+from jax_layout.op import Op, define
+
+# The gradient of longer windows is left to XLA's own, one pass for any length.
+_MAX_UNROLLED = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The windows along one axis: out[j] is of x[j * stride + i * dilation - low]."""
+
+    size: int
+    stride: int
+    dilation: int
+    low: int
+    high: int  # less than 0 where the last elements are in no window
+    padding: int  # what was asked for on either side
+    extent: int  # of the input
+    out: int
+
+    @property
+    def inside(self) -> bool:
+        """Whether no window reaches into the padding."""
+        return not self.low and self.high <= 0
+
+
+def sum_along(x: Array, axis: int, window: Window) -> Array:
+    """The sum of each window."""
+    if window.stride == window.size <= _MAX_UNROLLED and window.inside:
+        return disjoint_sum_p(x, axis=axis, window=window)
+    return _reduce(x, axis, window, lax.add)
+
+
+def _disjoint_sum_transpose(ct: Any, x: Any, *, axis: int, window: Window) -> list[Any]:
+    if type(ct) is ad.Zero:
+        return [ct]
+    config = [(0, 0, 0)] * ct.ndim
+    config[axis] = (0, -window.high, 0)
+    spread = jnp.repeat(ct, window.size, axis)
+    return [lax.pad(spread, np.zeros((), ct.dtype)[()], config)]
+
+
+def _disjoint_sum_batch(
+    operands: Sequence[Array], dims: Sequence[int], *, axis: int, window: Window
+) -> tuple[Array, int]:
+    x = jnp.moveaxis(operands[0], dims[0], 0)
+    return disjoint_sum_p(x, axis=axis + 1, window=window), 0
+
+
+# Windows that do not overlap: forward a few slices, backward a broadcast.
+disjoint_sum_p = define(
+    Op(
+        name="pool_sum",
+        lax=lambda x, *, axis, window: _reduce(x, axis, window, lax.add),
+        transpose=_disjoint_sum_transpose,
+        batch=_disjoint_sum_batch,
+    )
+)
+
+
+def counts(window: Window, include_pad: bool) -> np.ndarray:
+    """How many elements of the input, padded or not, the windows hold."""
+    start = np.arange(window.out) * window.stride - window.low
+    border = window.padding if include_pad else 0
+    stop = np.minimum(start + window.size, window.extent + border)
+    return stop - np.maximum(start, -border)
+
+
+def max_along(x: Array, axis: int, window: Window) -> Array:
+    """The maximum of each window; the gradient goes to the first of equal ones."""
+    if window.size > _MAX_UNROLLED or jnp.issubdtype(x.dtype, jnp.integer):
+        return _reduce(x, axis, window, lax.max)
+    return _max(x, axis, window)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _max(x: Array, axis: int, window: Window) -> Array:
+    return _reduce(x, axis, window, lax.max)
+
+
+@_max.defjvp
+def _max_jvp(
+    axis: int, window: Window, primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    (x,), (tangent,) = primals, tangents
+    y, chosen = _first_max(x, axis, window)
+    return y, pick_p(tangent, chosen, axis=axis, window=window)
+
+
+def _reduce(x: Array, axis: int, window: Window, operator: Any) -> Array:
+    """One operator over the windows along one axis."""
+    unit = 0 if operator is lax.add else _lowest(x.dtype)
+    if window.inside and window.size <= min(window.stride, _MAX_UNROLLED):
+        # Elementwise, which is several times faster where it is possible.
+        parts = (_slice(x, axis, window, i) for i in range(window.size))
+        return functools.reduce(operator, parts)
+
+    def along(value: Any, other: Any) -> list[Any]:
+        return [value if i == axis else other for i in range(x.ndim)]
+
+    return lax.reduce_window(
+        x,
+        np.array(unit, x.dtype)[()],
+        operator,
+        along(window.size, 1),
+        along(window.stride, 1),
+        along((window.low, window.high), (0, 0)),
+        window_dilation=along(window.dilation, 1),
+    )
+
+
+def _lowest(dtype: Any) -> Any:
+    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+
+
+def _first_max(x: Array, axis: int, window: Window) -> tuple[Array, Array]:
+    """The maximum of each window, and which of its elements that is."""
+    x = _pad(x, axis, window, -np.inf)
+    # Windows without a number above -inf choose their first that is no padding.
+    missing = window.low - np.arange(window.out) * window.stride
+    first = np.maximum(-(-missing // window.dilation), 0).astype(np.uint8)
+    value = _slice(x, axis, window, 0)
+    shape = [1] * x.ndim
+    shape[axis] = window.out
+    value = jnp.full_like(value, -np.inf)
+    chosen = jnp.broadcast_to(first.reshape(shape), value.shape)
+    for i in range(window.size):
+        candidate = _slice(x, axis, window, i)
+        better = (candidate > value) | (candidate != candidate)
+        value = jnp.where(better, candidate, value)
+        chosen = jnp.where(better, np.uint8(i), chosen)
+    return value, chosen
+
+
+def _pad(x: Array, axis: int, window: Window, value: float) -> Array:
+    config = [(0, 0, 0)] * x.ndim
+    config[axis] = (window.low, window.high, 0)
+    return lax.pad(x, np.array(value, x.dtype)[()], config)
+
+
+def _slice(x: Array, axis: int, window: Window, i: int) -> Array:
+    """Element i of each window."""
+    start = i * window.dilation
+    stop = start + (window.out - 1) * window.stride + 1
+    return lax.slice_in_dim(x, start, stop, window.stride, axis)
+
+
+def _pick(x: Array, chosen: Array, *, axis: int, window: Window) -> Array:
+    """The chosen element of each window."""
+    x = _pad(x, axis, window, 0)
+    y = jnp.zeros(chosen.shape, x.dtype)
+    for i in range(window.size):
+        y = jnp.where(chosen == i, _slice(x, axis, window, i), y)
+    return y
+
+
+def _spread(ct: Array, chosen: Array, *, axis: int, window: Window) -> Array:
+    """The transpose of `_pick`: each number goes to where its window chose.
+
+    Elements i * dilation = a * stride + phase of windows j lie at (j + a) * stride +
+    phase: for every phase there is a sum of shifted arrays, and no scattering.
+    """
+    k, s, d = window.size, window.stride, window.dilation
+    length = window.low + window.extent + window.high
+    steps = -(-length // s)
+    reach = (k - 1) * d // s
+    pads = [(0, 0, 0)] * ct.ndim
+    pads[axis] = (reach, max(steps - window.out, 0), 0)
+    ct = lax.pad(ct, np.zeros((), ct.dtype)[()], pads)
+    chosen = lax.pad(chosen, np.uint8(255), pads)
+    phases = []
+    for phase in range(s):
+        total = jnp.zeros((*ct.shape[:axis], steps, *ct.shape[axis + 1 :]), ct.dtype)
+        for i in range(k):
+            if i * d % s == phase:
+                start = reach - i * d // s
+                moved, who = (
+                    lax.slice_in_dim(v, start, start + steps, axis=axis)
+                    for v in (ct, chosen)
+                )
+                total += jnp.where(who == i, moved, jnp.zeros_like(moved))
+        phases.append(total)
+    if s == 1:
+        y = phases[0]
+    else:
+        y = jnp.stack(phases, axis + 1)
+        y = y.reshape(*y.shape[:axis], steps * s, *y.shape[axis + 2 :])
+    beyond = window.low + window.extent - y.shape[axis]
+    pads[axis] = (-window.low, beyond, 0)
+    return lax.pad(y, np.zeros((), y.dtype)[()], pads)
+
+
+def _linear(name: str, function: Any, transposed: Any) -> Any:
+    """The primitive of a function that is linear in its first operand."""
+
+    def transpose(ct: Any, x: Any, chosen: Array, **params: Any) -> list[Any]:
+        known = ct if type(ct) is ad.Zero else transposed()(ct, chosen, **params)
+        return [known, None]
+
+    def batch(
+        operands: Sequence[Array], dims: Sequence[Any], *, axis: int, window: Window
+    ) -> tuple[Array, int]:
+        size = next(
+            v.shape[d] for v, d in zip(operands, dims, strict=True) if d is not None
+        )
+        x, chosen = (
+            jnp.broadcast_to(v, (size, *v.shape))
+            if d is None
+            else jnp.moveaxis(v, d, 0)
+            for v, d in zip(operands, dims, strict=True)
+        )
+        return apply(x, chosen, axis=axis + 1, window=window), 0
+
+    apply = define(Op(name=name, lax=function, transpose=transpose, batch=batch))
+    return apply
+
+
+pick_p: Any = _linear("pool_pick", _pick, lambda: spread_p)
+spread_p: Any = _linear("pool_spread", _spread, lambda: pick_p)
