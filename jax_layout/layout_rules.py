@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which memory format each primitive of a jaxpr can compute.
+
+A rule looks at an equation and at the formats that its operands are in, and says
+in which formats it wants them, in which ones it gives its results, and how it
+computes on the physical arrays. An equation without a rule wants row-major
+operands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import Array, lax
+
+from jax_layout import _compat
+from jax_layout.memory_format import MemoryFormat, from_atoms, row_major
+from jax_layout.permute import permute
+
+Equation = Any
+# None: the operand can be made in any format at no cost, or is wanted in any.
+Formats = Sequence[MemoryFormat | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """How an equation computes on physical arrays.
+
+    Attributes:
+      wanted: format of each operand; None for "as it is".
+      given: format of each result; None for results that are made where they are
+        wanted, by `emit_in`.
+      emit: results from operands, physical arrays all.
+      emit_in: the only result, in the format that is asked for.
+      bytes_moved: what the operator re-orders inside, beyond its operands.
+    """
+
+    wanted: Sequence[MemoryFormat | None]
+    given: Sequence[MemoryFormat | None]
+    emit: Callable[..., Sequence[Array]] | None = None
+    emit_in: Callable[..., Array] | None = None
+    bytes_moved: int = 0
+
+
+# The format for a convolution of this logical input (N, C, *spatial) and dtype; None
+# to leave it as it is.
+Anchor = Callable[[tuple[int, ...], Any], MemoryFormat | None]
+Rule = Callable[[Equation, Formats], Step | None]
+
+
+def barrier(eqn: Equation) -> Step:
+    """What is done with equations that no rule is known for."""
+    return Step(
+        [row_major(v.aval.ndim) if _is_array(v) else None for v in eqn.invars],
+        [row_major(v.aval.ndim) if _is_array(v) else None for v in eqn.outvars],
+        lambda *operands: _compat.bind(eqn, operands),
+    )
+
+
+def nbytes(aval: Any) -> int:
+    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
+
+
+def moves(source: MemoryFormat, target: MemoryFormat, shape: Sequence[int]) -> bool:
+    """Whether a conversion moves anything: axes of size 1 have no place in memory."""
+    return source != target and (
+        source.without_units(shape) != target.without_units(shape)
+    )
+
+
+def _is_array(v: Any) -> bool:
+    return hasattr(v.aval, "shape") and hasattr(v.aval, "dtype")
+
+
+def followed(
+    eqn: Equation, formats: Formats, shape: Sequence[int] | None = None
+) -> MemoryFormat | None:
+    """The format of the largest operand that is not row-major, if there is one."""
+    best, size = None, -1
+    for v, format in zip(eqn.invars, formats, strict=True):
+        if format is None or format.row_major or not _is_array(v):
+            continue
+        if shape is not None and v.aval.shape != tuple(shape):
+            continue
+        if v.aval.size > size:
+            best, size = format, v.aval.size
+    return best
+
+
+def elementwise(eqn: Equation, formats: Formats) -> Step | None:
+    shape = eqn.outvars[0].aval.shape
+    if any(v.aval.shape != shape for v in eqn.outvars):
+        return None
+    format = followed(eqn, formats, shape)
+    if format is None:
+        return None
+    wanted: list[MemoryFormat | None] = []
+    for v in eqn.invars:
+        if v.aval.shape == shape:
+            wanted.append(format)
+        elif v.aval.ndim == 0:
+            wanted.append(row_major(0))
+        else:
+            return None
+    return Step(
+        wanted,
+        [format] * len(eqn.outvars),
+        lambda *operands: _compat.bind(eqn, operands),
+    )
+
+
+def _permuted(format: MemoryFormat, values: Sequence[Any]) -> tuple[Any, ...]:
+    """A parameter with one entry for each logical axis, for the physical ones."""
+    return tuple(values[axis] for axis in format.permutation or ())
+
+
+def _one_tagged(
+    eqn: Equation, formats: Formats, operands: int = 1
+) -> MemoryFormat | None:
+    """The permutation that the first operands, of one rank, are all to have."""
+    first = eqn.invars[:operands]
+    format = None
+    size = -1
+    for v, f in zip(first, formats, strict=False):
+        if f is not None and f.permutation and not f.row_major and v.aval.size > size:
+            format, size = f, v.aval.size
+    return format
+
+
+def per_axis(*names: str, operands: int = 1) -> Rule:
+    """Rule for primitives whose parameters have one entry for each axis."""
+
+    def rule(eqn: Equation, formats: Formats) -> Step | None:
+        format = _one_tagged(eqn, formats, operands)
+        if format is None:
+            return None
+        params = {
+            name: _permuted(format, eqn.params[name])
+            if eqn.params.get(name) is not None
+            else None
+            for name in names
+        }
+        rest = [row_major(v.aval.ndim) for v in eqn.invars[operands:]]
+        return Step(
+            [format] * operands + rest,
+            [format] * len(eqn.outvars),
+            lambda *given: _compat.bind(eqn, given, **params),
+        )
+
+    return rule
+
+
+def one_axis(name: str) -> Rule:
+    """Rule for primitives that work along one axis, or reverse several."""
+
+    def rule(eqn: Equation, formats: Formats) -> Step | None:
+        operands = len(eqn.invars)
+        format = _one_tagged(eqn, formats, operands)
+        if format is None:
+            return None
+        value = eqn.params[name]
+        params = {
+            name: tuple(format.axes(d)[0] for d in value)
+            if isinstance(value, tuple)
+            else format.axes(value)[0]
+        }
+        return Step(
+            [format] * operands,
+            [format] * len(eqn.outvars),
+            lambda *given: _compat.bind(eqn, given, **params),
+        )
+
+    return rule
+
+
+def reduction(eqn: Equation, formats: Formats) -> Step | None:
+    format = formats[0]
+    if format is None or format.row_major or len(eqn.invars) != 1:
+        return None
+    axes = eqn.params["axes"]
+    if "index_dtype" in eqn.params and any(len(format.axes(d)) > 1 for d in axes):
+        return None
+    physical = tuple(sorted(axis for d in axes for axis in format.axes(d)))
+    kept = [d for d in range(format.ndim) if d not in axes]
+    atoms = [(kept.index(d), a, n) for d, a, n in format.atoms() if d in kept]
+    return Step(
+        [format],
+        [from_atoms(len(kept), atoms)],
+        lambda x: _compat.bind(eqn, (x,), axes=physical),
+    )
+
+
+def broadcast(eqn: Equation, formats: Formats) -> Step | None:
+    operand, result = eqn.invars[0].aval, eqn.outvars[0].aval
+    if len(eqn.invars) > 1:
+        return None  # dynamic shapes
+    if operand.size == result.size and operand.ndim > 0:
+        return reshape(eqn, formats)
+    dims = eqn.params["broadcast_dimensions"]
+
+    def emit_in(format: MemoryFormat, x: Array) -> Array:
+        order = format.permutation
+        if order is None:
+            return format.pack(lax.broadcast_in_dim(x, result.shape, dims))
+        places = [order.index(d) for d in dims]
+        axes = sorted(range(len(dims)), key=places.__getitem__)
+        return lax.broadcast_in_dim(
+            permute(x, axes) if axes != sorted(axes) else x,
+            format.physical_shape(result.shape),
+            [places[i] for i in axes],
+        )
+
+    return Step([row_major(operand.ndim)], [None], emit_in=emit_in)
+
+
+def transpose(eqn: Equation, formats: Formats) -> Step | None:
+    """A transpose gives the same memory another name."""
+    axes = eqn.params.get("permutation", eqn.params.get("axes"))
+    format = formats[0]
+    if format is None:
+        format = row_major(len(axes))
+    return Step([format], [format.transposed(axes)], lambda x: [x])
+
+
+def reshape(eqn: Equation, formats: Formats) -> Step | None:
+    operand, result = eqn.invars[0].aval, eqn.outvars[0].aval
+    if len(eqn.invars) > 1 or eqn.params.get("dimensions") is not None:
+        return None
+    format = formats[0]
+    if format is None or format.row_major or operand.size == 0:
+        return None
+    regrouped = regroup(format, operand.shape, result.shape)
+    if regrouped is None:
+        return None
+    shape = regrouped.physical_shape(result.shape)
+    return Step([format], [regrouped], lambda x: [lax.reshape(x, shape)])
+
+
+def regroup(
+    format: MemoryFormat, old: Sequence[int], new: Sequence[int]
+) -> MemoryFormat | None:
+    """The format, in the same memory, after a reshape; None where there is none."""
+    format = format.without_units(old)
+    before = [size for size in old if size != 1]
+    after = [(i, size) for i, size in enumerate(new) if size != 1]
+    dim = 0  # of the format, whose first `dim` dimensions are the result's
+    i = j = 0
+    try:
+        while i < len(before) and j < len(after):
+            left, right = before[i], after[j][1]
+            i, j = i + 1, j + 1
+            sizes = [right]
+            while left != right:
+                if left < right:
+                    format = format.merge(dim, before[i])
+                    left *= before[i]
+                    i += 1
+                else:
+                    sizes.append(after[j][1])
+                    right *= after[j][1]
+                    j += 1
+            for inner in range(1, len(sizes)):
+                format = format.split(dim, math.prod(sizes[inner:]))
+                dim += 1
+            dim += 1
+    except ValueError:
+        return None
+    # Axes of size 1 go anywhere; in front they bring no order of their own.
+    units = [i for i, size in enumerate(new) if size == 1]
+    names = [i for i, _ in after]
+    atoms = [(names[d], a, n) for d, a, n in format.atoms()]
+    return from_atoms(len(new), [(d, 0, None) for d in units] + atoms)
+
+
+def dot_general(eqn: Equation, formats: Formats) -> Step | None:
+    """Contracts the axes where they lie; the result's follow the operands' order."""
+    from jax_layout.einsum import dot_general as product
+
+    (contract, batch) = eqn.params["dimension_numbers"]
+    if all(format is None or format.row_major for format in formats):
+        return None
+    wanted = [
+        f if f is not None and f.permutation is not None else row_major(v.aval.ndim)
+        for f, v in zip(formats, eqn.invars, strict=True)
+    ]
+    numbers = tuple(
+        tuple(
+            tuple(f.axes(d)[0] for d in dims) for f, dims in zip(wanted, p, strict=True)
+        )
+        for p in (contract, batch)
+    )
+    # The result's axes: batch, then what is left of either, in its memory's order.
+    axes = len(batch[0])
+    order = list(range(axes))
+    for f, used_c, used_b in zip(wanted, contract, batch, strict=True):
+        used = set(used_c) | set(used_b)
+        free = [d for d in range(f.ndim) if d not in used]
+        order += [axes + free.index(d) for d in f.permutation or () if d not in used]
+        axes += len(free)
+    params = {k: v for k, v in eqn.params.items() if k != "dimension_numbers"}
+    return Step(
+        wanted,
+        [MemoryFormat.of_permutation(order)],
+        lambda a, b: [product(a, b, numbers, **params)],
+    )
+
+
+def convolution(eqn: Equation, formats: Formats, anchor: Anchor) -> Step | None:
+    from jax_layout.convolution import conv_general_dilated
+
+    numbers = eqn.params["dimension_numbers"]
+    lhs, rhs = (v.aval for v in eqn.invars)
+    out = eqn.outvars[0].aval
+    if out.ndim < 3 or 0 in (lhs.size, rhs.size, out.size):
+        return None
+    # The weight's gradient is written as a convolution with a large kernel, the
+    # cotangent, in which channels stand for the batch.
+    gradient = math.prod(rhs.shape[d] for d in numbers.rhs_spec[2:]) > math.prod(
+        out.shape[d] for d in numbers.out_spec[2:]
+    )
+
+    image = [lhs.shape[d] for d in numbers.lhs_spec]
+    if gradient:
+        image[:2] = image[1::-1]
+    choice = anchor(tuple(image), lhs.dtype)
+    if choice is None or choice.permutation is None:
+        return None
+    order = choice.permutation
+
+    def preferred(spec: Sequence[int], swapped: bool) -> MemoryFormat:
+        roles = [spec[1], spec[0], *spec[2:]] if swapped else spec
+        return MemoryFormat.of_permutation([roles[i] for i in order])
+
+    def wanted(format: MemoryFormat | None, best: MemoryFormat) -> MemoryFormat:
+        if format is None or format.permutation is None:
+            return best
+        last = format.permutation[-1]
+        return format if last == (best.permutation or ())[-1] else best
+
+    left = wanted(formats[0], preferred(numbers.lhs_spec, gradient))
+    if gradient:
+        right = wanted(formats[1], preferred(numbers.rhs_spec, True))
+        given = row_major(out.ndim)
+    else:
+        known = formats[1]
+        plain = known is None or known.permutation is None
+        right = row_major(rhs.ndim) if plain or known is None else known
+        given = preferred(numbers.out_spec, False)
+
+    def on_axes(format: MemoryFormat, spec: Sequence[int]) -> tuple[int, ...]:
+        return tuple(format.axes(d)[0] for d in spec)
+
+    specs = lax.ConvDimensionNumbers(
+        on_axes(left, numbers.lhs_spec),
+        on_axes(right, numbers.rhs_spec),
+        on_axes(given, numbers.out_spec),
+    )
+    params = {k: v for k, v in eqn.params.items() if k != "dimension_numbers"}
+    return Step(
+        [left, right],
+        [given],
+        lambda x, w: [conv_general_dilated(x, w, dimension_numbers=specs, **params)],
+    )
+
+
+def convolution_cost(eqn: Equation) -> int:
+    """Bytes that a convolution re-orders inside as the program has it."""
+    numbers = eqn.params["dimension_numbers"]
+    total = 0
+    for v, spec in (
+        (eqn.invars[0], numbers.lhs_spec),
+        (eqn.outvars[0], numbers.out_spec),
+    ):
+        if spec[1] != v.aval.ndim - 1 and v.aval.ndim > 2:
+            total += 2 * nbytes(v.aval)
+    return total
+
+
+def memory_format(eqn: Equation, formats: Formats) -> Step | None:
+    format = eqn.params["format"]
+    return Step([format], [format], lambda x: [x])
+
+
+def several(eqn: Equation, formats: Formats) -> Step | None:
+    """Rule for primitives that hand each operand on."""
+    kept = [
+        row_major(v.aval.ndim) if f is None else f
+        for f, v in zip(formats, eqn.invars, strict=True)
+    ]
+    return Step(kept, kept, lambda *operands: _compat.bind(eqn, operands))
+
+
+_WINDOW = ("window_dimensions", "window_strides", "padding")
+_DILATED = (*_WINDOW, "base_dilation", "window_dilation")
+
+
+def _dynamic(eqn: Equation, formats: Formats) -> Step | None:
+    operands = 1 if eqn.primitive.name == "dynamic_slice" else 2
+    format = _one_tagged(eqn, formats, operands)
+    if format is None:
+        return None
+    starts = [row_major(0) for _ in eqn.invars[operands:]]
+
+    def emit(*given: Array) -> Sequence[Array]:
+        arrays, indices = given[:operands], given[operands:]
+        params = {}
+        if operands == 1:
+            params["slice_sizes"] = _permuted(format, eqn.params["slice_sizes"])
+        return _compat.bind(eqn, (*arrays, *_permuted(format, indices)), **params)
+
+    return Step([format] * operands + starts, [format], emit)
+
+
+_ELEMENTWISE = """
+abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt
+ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq erf
+erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p
+logistic lt max min mul name ne neg nextafter not or polygamma population_count pow
+pvary real reduce_precision rem round rsqrt select_n shift_left
+shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub
+tan tanh xor
+""".split()
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, elementwise),
+    **dict.fromkeys(
+        [f"reduce_{name}" for name in ("sum", "max", "min", "prod", "and", "or")],
+        reduction,
+    ),
+    "argmax": reduction,
+    "argmin": reduction,
+    "broadcast_in_dim": broadcast,
+    "transpose": transpose,
+    "permute": transpose,
+    "reshape": reshape,
+    "squeeze": reshape,
+    "expand_dims": reshape,
+    "pad": per_axis("padding_config"),
+    "slice": per_axis("start_indices", "limit_indices", "strides"),
+    "reduce_window_sum": per_axis(*_DILATED),
+    "reduce_window_max": per_axis(*_DILATED),
+    "reduce_window_min": per_axis(*_DILATED),
+    "select_and_scatter_add": per_axis(*_WINDOW, operands=2),
+    "dynamic_slice": _dynamic,
+    "dynamic_update_slice": _dynamic,
+    "concatenate": one_axis("dimension"),
+    "split": one_axis("axis"),
+    "rev": one_axis("dimensions"),
+    **dict.fromkeys(
+        ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"], one_axis("axis")
+    ),
+    "dot_general": dot_general,
+    "memory_format": memory_format,
+    "optimization_barrier": several,
+}
