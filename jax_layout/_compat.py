@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax._src import core, dispatch, sharding_impls, source_info_util
+from jax._src import core, dispatch, sharding_impls, source_info_util, state
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax
 from jax.extend.core import Primitive
@@ -105,3 +105,35 @@ def live_jaxpr(closed: Any) -> Any:
     jaxpr = partial_eval.convert_constvars_jaxpr(closed.jaxpr)
     needed = [True] * len(jaxpr.outvars)
     return partial_eval.dce_jaxpr(jaxpr, needed, instantiate=True)[0]
+
+
+def is_plain_call(params: Mapping[str, Any]) -> bool:
+    """Whether a call equation is its body alone, without placement or options."""
+    places = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
+    given = [entry for name in places for entry in params.get(name, ())]
+    unspecified = sharding_impls.UnspecifiedValue
+    return not params.get("compiler_options_kvs") and all(
+        entry is None or isinstance(entry, unspecified) for entry in given
+    )
+
+
+def is_reference(aval: Any) -> bool:
+    return isinstance(aval, state.AbstractRef)
+
+
+def is_explicitly_sharded(aval: Any) -> bool:
+    """Whether the type of a value says over which mesh axes it is spread."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding is not None and any(axis is not None for axis in sharding.spec)
+
+
+def like(x: Any, aval: Any) -> Any:
+    """An array with the weak or strong type of an abstract one."""
+    if getattr(jax.typeof(x), "weak_type", False) == aval.weak_type:
+        return x
+    return lax._convert_element_type(x, aval.dtype, aval.weak_type)
+
+
+def describe(eqn: Any) -> str:
+    """The name of an equation's primitive, and its source line."""
+    return f"{eqn.primitive.name} ({source_info_util.summarize(eqn.source_info)})"

@@ -10,14 +10,15 @@ operands.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from jax import Array, lax
 
-from jax_layout import _compat
+from jax_layout import _backends, _compat
+from jax_layout.convolution import conv_general_dilated
 from jax_layout.memory_format import MemoryFormat, from_atoms, row_major
 from jax_layout.permute import permute
 
@@ -35,7 +36,8 @@ class Step:
       given: format of each result; None for results that are made where they are
         wanted, by `emit_in`.
       emit: results from operands, physical arrays all.
-      emit_in: the only result, in the format that is asked for.
+      emit_in: the only result, in the format that is asked for, of operands that
+        are still to be asked for a format: `emit_in(format, *values)`.
       bytes_moved: what the operator re-orders inside, beyond its operands.
     """
 
@@ -55,24 +57,25 @@ Rule = Callable[[Equation, Formats], Step | None]
 def barrier(eqn: Equation) -> Step:
     """What is done with equations that no rule is known for."""
     return Step(
-        [row_major(v.aval.ndim) if _is_array(v) else None for v in eqn.invars],
-        [row_major(v.aval.ndim) if _is_array(v) else None for v in eqn.outvars],
+        [row_major(v.aval.ndim) if is_array(v) else None for v in eqn.invars],
+        [row_major(v.aval.ndim) if is_array(v) else None for v in eqn.outvars],
         lambda *operands: _compat.bind(eqn, operands),
     )
 
 
 def nbytes(aval: Any) -> int:
-    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
+    return math.prod(aval.shape) * aval.dtype.itemsize
 
 
-def moves(source: MemoryFormat, target: MemoryFormat, shape: Sequence[int]) -> bool:
+@functools.lru_cache(maxsize=4096)
+def moves(source: MemoryFormat, target: MemoryFormat, shape: tuple[int, ...]) -> bool:
     """Whether a conversion moves anything: axes of size 1 have no place in memory."""
     return source != target and (
         source.without_units(shape) != target.without_units(shape)
     )
 
 
-def _is_array(v: Any) -> bool:
+def is_array(v: Any) -> bool:
     return hasattr(v.aval, "shape") and hasattr(v.aval, "dtype")
 
 
@@ -82,7 +85,7 @@ def followed(
     """The format of the largest operand that is not row-major, if there is one."""
     best, size = None, -1
     for v, format in zip(eqn.invars, formats, strict=True):
-        if format is None or format.row_major or not _is_array(v):
+        if format is None or format.row_major or not is_array(v):
             continue
         if shape is not None and v.aval.shape != tuple(shape):
             continue
@@ -97,7 +100,7 @@ def elementwise(eqn: Equation, formats: Formats) -> Step | None:
         return None
     format = followed(eqn, formats, shape)
     if format is None:
-        return None
+        return _lazily(eqn, formats)
     wanted: list[MemoryFormat | None] = []
     for v in eqn.invars:
         if v.aval.shape == shape:
@@ -111,6 +114,25 @@ def elementwise(eqn: Equation, formats: Formats) -> Step | None:
         [format] * len(eqn.outvars),
         lambda *operands: _compat.bind(eqn, operands),
     )
+
+
+def _lazily(eqn: Equation, formats: Formats) -> Step | None:
+    """What is made of values that are made where they are wanted is so itself."""
+    whole = [v.aval.ndim > 0 for v in eqn.invars]
+    if not any(whole) or len(eqn.outvars) > 1:
+        return None
+    if any(f is not None for f, array in zip(formats, whole, strict=True) if array):
+        return None
+
+    def emit_in(format: MemoryFormat, *values: Any) -> Array:
+        given = [
+            value.get(format if array else row_major(0))
+            for value, array in zip(values, whole, strict=True)
+        ]
+        return _compat.bind(eqn, given)[0]
+
+    wanted = [None if array else row_major(0) for array in whole]
+    return Step(wanted, [None], emit_in=emit_in)
 
 
 def _permuted(format: MemoryFormat, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -187,10 +209,13 @@ def reduction(eqn: Equation, formats: Formats) -> Step | None:
     physical = tuple(sorted(axis for d in axes for axis in format.axes(d)))
     kept = [d for d in range(format.ndim) if d not in axes]
     atoms = [(kept.index(d), a, n) for d, a, n in format.atoms() if d in kept]
+    given = from_atoms(len(kept), atoms)
+    shape = given.physical_shape(eqn.outvars[0].aval.shape)
+    # Atoms that were apart may be one axis now.
     return Step(
         [format],
-        [from_atoms(len(kept), atoms)],
-        lambda x: _compat.bind(eqn, (x,), axes=physical),
+        [given],
+        lambda x: [lax.reshape(_compat.bind(eqn, (x,), axes=physical)[0], shape)],
     )
 
 
@@ -200,10 +225,11 @@ def broadcast(eqn: Equation, formats: Formats) -> Step | None:
         return None  # dynamic shapes
     if operand.size == result.size and operand.ndim > 0:
         return reshape(eqn, formats)
+    plain = row_major(operand.ndim)
     dims = eqn.params["broadcast_dimensions"]
 
-    def emit_in(format: MemoryFormat, x: Array) -> Array:
-        order = format.permutation
+    def emit_in(format: MemoryFormat, value: Any) -> Array:
+        x, order = value.get(plain), format.permutation
         if order is None:
             return format.pack(lax.broadcast_in_dim(x, result.shape, dims))
         places = [order.index(d) for d in dims]
@@ -214,7 +240,40 @@ def broadcast(eqn: Equation, formats: Formats) -> Step | None:
             [places[i] for i in axes],
         )
 
-    return Step([row_major(operand.ndim)], [None], emit_in=emit_in)
+    return Step([plain], [None], emit_in=emit_in)
+
+
+def iota(eqn: Equation, formats: Formats) -> Step | None:
+    if eqn.invars:
+        return None  # dynamic shapes
+    shape, dimension = eqn.params["shape"], eqn.params["dimension"]
+
+    def emit_in(format: MemoryFormat) -> Array:
+        order = format.permutation
+        if order is None:
+            return format.pack(_compat.bind(eqn, ())[0])
+        return _compat.bind(
+            eqn,
+            (),
+            shape=format.physical_shape(shape),
+            dimension=order.index(dimension),
+        )[0]
+
+    return Step([], [None], emit_in=emit_in)
+
+
+def stack(eqn: Equation, formats: Formats) -> Step | None:
+    """Stacks along a new axis, which lies outside of the others."""
+    format = _one_tagged(eqn, formats, len(eqn.invars))
+    if format is None:
+        return None
+    axis = eqn.params["axis"]
+    order = [d + (d >= axis) for d in format.permutation or ()]
+    return Step(
+        [format] * len(eqn.invars),
+        [MemoryFormat.of_permutation([axis, *order])],
+        lambda *operands: _compat.bind(eqn, operands, axis=0),
+    )
 
 
 def transpose(eqn: Equation, formats: Formats) -> Step | None:
@@ -228,7 +287,9 @@ def transpose(eqn: Equation, formats: Formats) -> Step | None:
 
 def reshape(eqn: Equation, formats: Formats) -> Step | None:
     operand, result = eqn.invars[0].aval, eqn.outvars[0].aval
-    if len(eqn.invars) > 1 or eqn.params.get("dimensions") is not None:
+    if len(eqn.invars) > 1:
+        return None  # dynamic shapes
+    if eqn.primitive.name == "reshape" and eqn.params.get("dimensions") is not None:
         return None
     format = formats[0]
     if format is None or format.row_major or operand.size == 0:
@@ -276,52 +337,76 @@ def regroup(
     return from_atoms(len(new), [(d, 0, None) for d in units] + atoms)
 
 
-def dot_general(eqn: Equation, formats: Formats) -> Step | None:
-    """Contracts the axes where they lie; the result's follow the operands' order."""
+def dot_general(eqn: Equation, formats: Formats, keep: bool) -> Step | None:
+    """Contracts the axes where they lie; the result's follow the operands' order.
+
+    Args:
+      eqn: the equation.
+      formats: of its operands.
+      keep: whether it stays a `jax.lax.dot_general`.
+    """
     from jax_layout.einsum import dot_general as product
 
-    (contract, batch) = eqn.params["dimension_numbers"]
     if all(format is None or format.row_major for format in formats):
         return None
     wanted = [
         f if f is not None and f.permutation is not None else row_major(v.aval.ndim)
         for f, v in zip(formats, eqn.invars, strict=True)
     ]
-    numbers = tuple(
-        tuple(
-            tuple(f.axes(d)[0] for d in dims) for f, dims in zip(wanted, p, strict=True)
-        )
-        for p in (contract, batch)
-    )
+    contract, batch = eqn.params["dimension_numbers"]
+    numbers: Any = [
+        [[f.axes(d)[0] for d in dims] for f, dims in zip(wanted, pair, strict=True)]
+        for pair in (contract, batch)
+    ]
     # The result's axes: batch, then what is left of either, in its memory's order.
     axes = len(batch[0])
-    order = list(range(axes))
+    free: list[list[int]] = []
     for f, used_c, used_b in zip(wanted, contract, batch, strict=True):
         used = set(used_c) | set(used_b)
-        free = [d for d in range(f.ndim) if d not in used]
-        order += [axes + free.index(d) for d in f.permutation or () if d not in used]
-        axes += len(free)
+        left = [d for d in range(f.ndim) if d not in used]
+        order = [d for d in f.permutation or () if d not in used]
+        free.append([axes + left.index(d) for d in order])
+        axes += len(left)
     params = {k: v for k, v in eqn.params.items() if k != "dimension_numbers"}
+    apply = lax.dot_general if keep else product
+    # The larger operand's axes stay outside: an image keeps its channels last.
+    swap = eqn.invars[1].aval.size > eqn.invars[0].aval.size
+    if swap:
+        numbers = [pair[::-1] for pair in numbers]
+        free.reverse()
+        if isinstance(params["precision"], tuple):
+            params["precision"] = params["precision"][::-1]
     return Step(
         wanted,
-        [MemoryFormat.of_permutation(order)],
-        lambda a, b: [product(a, b, numbers, **params)],
+        [MemoryFormat.of_permutation([*range(len(batch[0])), *free[0], *free[1]])],
+        lambda a, b: [apply(*((b, a) if swap else (a, b)), numbers, **params)],
     )
 
 
-def convolution(eqn: Equation, formats: Formats, anchor: Anchor) -> Step | None:
-    from jax_layout.convolution import conv_general_dilated
+def convolution(
+    eqn: Equation, formats: Formats, anchor: Anchor, weights: bool
+) -> Step | None:
+    """Computes in the order that the policy says.
 
+    Args:
+      eqn: the equation.
+      formats: of its operands.
+      anchor: the policy.
+      weights: whether weights are wanted in the order of the fast kernels.
+    """
     numbers = eqn.params["dimension_numbers"]
     lhs, rhs = (v.aval for v in eqn.invars)
     out = eqn.outvars[0].aval
     if out.ndim < 3 or 0 in (lhs.size, rhs.size, out.size):
         return None
+    kernels = convolution_kernels(lhs, rhs)
+    if not kernels and max(_groups(eqn)) > 1:
+        return None  # XLA's own are no faster in another order, and slower in loops
     # The weight's gradient is written as a convolution with a large kernel, the
-    # cotangent, in which channels stand for the batch.
-    gradient = math.prod(rhs.shape[d] for d in numbers.rhs_spec[2:]) > math.prod(
-        out.shape[d] for d in numbers.out_spec[2:]
-    )
+    # cotangent, in which channels stand for the batch. Our kernels know it again.
+    gradient = kernels and math.prod(
+        rhs.shape[d] for d in numbers.rhs_spec[2:]
+    ) > math.prod(out.shape[d] for d in numbers.out_spec[2:])
 
     image = [lhs.shape[d] for d in numbers.lhs_spec]
     if gradient:
@@ -336,20 +421,31 @@ def convolution(eqn: Equation, formats: Formats, anchor: Anchor) -> Step | None:
         return MemoryFormat.of_permutation([roles[i] for i in order])
 
     def wanted(format: MemoryFormat | None, best: MemoryFormat) -> MemoryFormat:
+        """The format itself, if it has the same axis innermost."""
         if format is None or format.permutation is None:
             return best
         last = format.permutation[-1]
         return format if last == (best.permutation or ())[-1] else best
 
-    left = wanted(formats[0], preferred(numbers.lhs_spec, gradient))
-    if gradient:
-        right = wanted(formats[1], preferred(numbers.rhs_spec, True))
-        given = row_major(out.ndim)
+    def hwio(spec: Sequence[int]) -> MemoryFormat:
+        return MemoryFormat.of_permutation([*spec[2:], spec[1], spec[0]])
+
+    known = formats[1]
+    if kernels:
+        left = wanted(formats[0], preferred(numbers.lhs_spec, gradient))
     else:
-        known = formats[1]
-        plain = known is None or known.permutation is None
-        right = row_major(rhs.ndim) if plain or known is None else known
-        given = preferred(numbers.out_spec, False)
+        left = preferred(numbers.lhs_spec, False)
+    given = preferred(numbers.out_spec, False)
+    if gradient:
+        right = wanted(known, preferred(numbers.rhs_spec, True))
+        given = hwio(numbers.out_spec[1::-1] + numbers.out_spec[2:])
+        given = given if weights else row_major(out.ndim)
+    elif weights and order[-1] == 1:
+        right = hwio(numbers.rhs_spec)
+    elif known is None or known.permutation is None:
+        right = row_major(rhs.ndim)
+    else:
+        right = known
 
     def on_axes(format: MemoryFormat, spec: Sequence[int]) -> tuple[int, ...]:
         return tuple(format.axes(d)[0] for d in spec)
@@ -360,23 +456,43 @@ def convolution(eqn: Equation, formats: Formats, anchor: Anchor) -> Step | None:
         on_axes(given, numbers.out_spec),
     )
     params = {k: v for k, v in eqn.params.items() if k != "dimension_numbers"}
+    apply = conv_general_dilated if kernels else lax.conv_general_dilated
     return Step(
         [left, right],
         [given],
-        lambda x, w: [conv_general_dilated(x, w, dimension_numbers=specs, **params)],
+        lambda x, w: [apply(x, w, dimension_numbers=specs, **params)],
+        bytes_moved=0 if kernels else convolution_cost(specs, lhs, rhs, out),
     )
 
 
-def convolution_cost(eqn: Equation) -> int:
-    """Bytes that a convolution re-orders inside as the program has it."""
-    numbers = eqn.params["dimension_numbers"]
+def _groups(eqn: Equation) -> tuple[int, int]:
+    return eqn.params["feature_group_count"], eqn.params["batch_group_count"]
+
+
+def convolution_kernels(lhs: Any, rhs: Any) -> bool:
+    """Whether our kernels compute a convolution, whatever the order of its axes."""
+    return (
+        conv_general_dilated is not lax.conv_general_dilated
+        and lhs.dtype == rhs.dtype
+        and lhs.dtype.name in ("float32", "bfloat16", "float16")
+        and _backends.available("cpu")
+    )
+
+
+def convolution_cost(
+    specs: lax.ConvDimensionNumbers, lhs: Any, rhs: Any, out: Any
+) -> int:
+    """Bytes that XLA:CPU re-orders for a convolution: its own is NHWC and HWIO."""
+    arrays = [(lhs, specs.lhs_spec), (out, specs.out_spec), (rhs, specs.rhs_spec)]
     total = 0
-    for v, spec in (
-        (eqn.invars[0], numbers.lhs_spec),
-        (eqn.outvars[0], numbers.out_spec),
-    ):
-        if spec[1] != v.aval.ndim - 1 and v.aval.ndim > 2:
-            total += 2 * nbytes(v.aval)
+    for aval, (first, second, *spatial) in arrays:
+        order = [*spatial, second, first] if aval is rhs else [first, *spatial, second]
+        source = row_major(aval.ndim)
+        total += (
+            2
+            * nbytes(aval)
+            * moves(source, MemoryFormat.of_permutation(order), aval.shape)
+        )
     return total
 
 
@@ -394,8 +510,28 @@ def several(eqn: Equation, formats: Formats) -> Step | None:
     return Step(kept, kept, lambda *operands: _compat.bind(eqn, operands))
 
 
+def over_names(eqn: Equation, formats: Formats) -> Step | None:
+    """Sums and the like over named axes: the arrays' own stay where they are."""
+    named = all(isinstance(axis, str) for axis in eqn.params["axes"])
+    return several(eqn, formats) if named else None
+
+
 _WINDOW = ("window_dimensions", "window_strides", "padding")
 _DILATED = (*_WINDOW, "base_dilation", "window_dilation")
+
+
+def unstack(eqn: Equation, formats: Formats) -> Step | None:
+    format = _one_tagged(eqn, formats)
+    if format is None:
+        return None
+    axis = eqn.params["axis"]
+    order = [d - (d > axis) for d in format.permutation or () if d != axis]
+    place = format.axes(axis)[0]
+    return Step(
+        [format],
+        [MemoryFormat.of_permutation(order)] * len(eqn.outvars),
+        lambda x: _compat.bind(eqn, (x,), axis=place),
+    )
 
 
 def _dynamic(eqn: Equation, formats: Formats) -> Step | None:
@@ -434,6 +570,9 @@ RULES: dict[str, Rule] = {
     "argmax": reduction,
     "argmin": reduction,
     "broadcast_in_dim": broadcast,
+    "iota": iota,
+    "stack": stack,
+    "unstack": unstack,
     "transpose": transpose,
     "permute": transpose,
     "reshape": reshape,
@@ -445,6 +584,7 @@ RULES: dict[str, Rule] = {
     "reduce_window_max": per_axis(*_DILATED),
     "reduce_window_min": per_axis(*_DILATED),
     "select_and_scatter_add": per_axis(*_WINDOW, operands=2),
+    "select_and_gather_add": per_axis(*_DILATED, operands=2),
     "dynamic_slice": _dynamic,
     "dynamic_update_slice": _dynamic,
     "concatenate": one_axis("dimension"),
@@ -453,7 +593,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"], one_axis("axis")
     ),
-    "dot_general": dot_general,
     "memory_format": memory_format,
     "optimization_barrier": several,
+    **dict.fromkeys(["psum", "psum_invariant", "pmax", "pmin"], over_names),
 }
