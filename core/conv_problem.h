@@ -57,6 +57,7 @@ struct ConvBuffers {
   void* y = nullptr;
   const void* bias = nullptr;
   void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
 };
 
 }  // namespace jax_layout

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// oneDNN's matmul, through its C interface. The library is loaded at run time:
-// any 3.x with threads of OpenMP or without threads.
+// oneDNN's matmul.
 #include "cpu/gemm_libraries.h"
 
 #if __has_include(<oneapi/dnnl/dnnl.h>)
-#include <dlfcn.h>
-
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -15,153 +12,14 @@
 #include <utility>
 
 #include "cpu/gemm_tiles.h"
-#include "oneapi/dnnl/dnnl.h"
-#include "oneapi/dnnl/dnnl_debug.h"
+#include "cpu/onednn.h"
 
 namespace jax_layout {
 namespace {
 
-// Every function of the library that is used here.
-#define JAX_LAYOUT_ONEDNN_FUNCTIONS(X)  \
-  X(engine_create)                      \
-  X(memory_create)                      \
-  X(memory_desc_create_with_strides)    \
-  X(memory_desc_destroy)                \
-  X(memory_desc_get_size)               \
-  X(memory_destroy)                     \
-  X(memory_set_data_handle)             \
-  X(matmul_primitive_desc_create)       \
-  X(post_ops_append_eltwise)            \
-  X(post_ops_append_sum)                \
-  X(post_ops_create)                    \
-  X(post_ops_destroy)                   \
-  X(primitive_attr_create)              \
-  X(primitive_attr_destroy)             \
-  X(primitive_attr_set_post_ops)        \
-  X(primitive_attr_set_scratchpad_mode) \
-  X(primitive_create)                   \
-  X(primitive_desc_destroy)             \
-  X(primitive_desc_query)               \
-  X(primitive_desc_query_md)            \
-  X(primitive_destroy)                  \
-  X(primitive_execute)                  \
-  X(status2str)                         \
-  X(stream_create)                      \
-  X(stream_destroy)                     \
-  X(version)
+using namespace onednn;
 
-struct Onednn {
-#define X(name) decltype(&dnnl_##name) name = nullptr;
-  JAX_LAYOUT_ONEDNN_FUNCTIONS(X)
-#undef X
-  // OpenMP's, null where the library has no threads.
-  int (*omp_get_max_threads)() = nullptr;
-  void (*omp_set_num_threads)(int) = nullptr;
-  dnnl_engine_t engine = nullptr;
-
-  bool loaded() const { return engine != nullptr; }
-};
-
-// Opens a library; its version in *version, 0 for what cannot be used.
-Onednn Open(const char* path, int* version) {
-  Onednn dnnl;
-  *version = 0;
-  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return dnnl;
-  bool complete = true;
-  auto find = [&]<class F>(const char* name, F& function) {
-    function = reinterpret_cast<F>(dlsym(library, name));
-    complete &= function != nullptr;
-  };
-#define X(name) find("dnnl_" #name, dnnl.name);
-  JAX_LAYOUT_ONEDNN_FUNCTIONS(X)
-#undef X
-  if (complete && dnnl.version()->major == DNNL_VERSION_MAJOR) {
-    const unsigned runtime = dnnl.version()->cpu_runtime;
-    if (runtime == DNNL_RUNTIME_OMP) {
-      find("omp_get_max_threads", dnnl.omp_get_max_threads);
-      find("omp_set_num_threads", dnnl.omp_set_num_threads);
-    }
-    // Others would bring a thread pool of their own.
-    if (complete &&
-        (runtime == DNNL_RUNTIME_OMP || runtime == DNNL_RUNTIME_SEQ)) {
-      *version = dnnl.version()->minor * 1000 + dnnl.version()->patch + 1;
-    }
-  }
-  if (*version == 0) dlclose(library);
-  return dnnl;
-}
-
-Onednn Load() {
-  // The one that the loader knows, if it is newer than the package's.
-  int version = 0, known_version = 0;
-  Onednn dnnl;
-  const std::string& path = GemmLibraryPaths().onednn;
-  if (!path.empty()) dnnl = Open(path.c_str(), &version);
-  const Onednn known = Open("libdnnl.so.3", &known_version);
-  if (known_version > version) {
-    dnnl = known;
-    version = known_version;
-  }
-  if (version == 0 ||
-      dnnl.engine_create(&dnnl.engine, dnnl_cpu, 0) != dnnl_success) {
-    return {};
-  }
-  return dnnl;
-}
-
-const Onednn& Library() {
-  static const Onednn dnnl = Load();
-  return dnnl;
-}
-
-// While it lives, the library uses no thread but the calling one: the pool's
-// threads are all there are. The setting is the thread's own.
-class Sequential {
- public:
-  explicit Sequential(const Onednn& dnnl) : dnnl_(dnnl) {
-    if (dnnl_.omp_set_num_threads == nullptr) return;
-    threads_ = dnnl_.omp_get_max_threads();
-    if (threads_ != 1) dnnl_.omp_set_num_threads(1);
-  }
-  ~Sequential() {
-    if (threads_ != 1) dnnl_.omp_set_num_threads(threads_);
-  }
-  Sequential(const Sequential&) = delete;
-  Sequential& operator=(const Sequential&) = delete;
-
- private:
-  const Onednn& dnnl_;
-  int threads_ = 1;
-};
-
-// An object of the library, destroyed with its owner.
-template <class T, dnnl_status_t (*Onednn::*destroy)(T)>
-class Owned {
- public:
-  Owned() = default;
-  Owned(Owned&& other) noexcept : object_(std::exchange(other.object_, {})) {}
-  Owned& operator=(Owned&& other) noexcept {
-    std::swap(object_, other.object_);
-    return *this;
-  }
-  ~Owned() {
-    if (object_ != nullptr) (Library().*destroy)(object_);
-  }
-  operator T() const { return object_; }
-  T* out() { return &object_; }
-
- private:
-  T object_ = nullptr;
-};
-using MemoryDesc = Owned<dnnl_memory_desc_t, &Onednn::memory_desc_destroy>;
-using Memory = Owned<dnnl_memory_t, &Onednn::memory_destroy>;
-using PostOps = Owned<dnnl_post_ops_t, &Onednn::post_ops_destroy>;
-using Attr = Owned<dnnl_primitive_attr_t, &Onednn::primitive_attr_destroy>;
-using PrimitiveDesc =
-    Owned<dnnl_primitive_desc_t, &Onednn::primitive_desc_destroy>;
-using Primitive = Owned<dnnl_primitive_t, &Onednn::primitive_destroy>;
-using Stream = Owned<dnnl_stream_t, &Onednn::stream_destroy>;
+const Onednn& Library() { return OnednnLibrary(); }
 
 Status Failure(dnnl_status_t status, const GemmProblem& problem) {
   if (status == dnnl_success) return Status::Ok();
@@ -188,23 +46,6 @@ struct ThreadState {
     return memory.get();
   }
 };
-
-dnnl_data_type_t Type(DType type) {
-  switch (type) {
-    case DType::kF32:
-      return dnnl_f32;
-    case DType::kBF16:
-      return dnnl_bf16;
-    case DType::kF16:
-      return dnnl_f16;
-    case DType::kS8:
-      return dnnl_s8;
-    case DType::kS32:
-      return dnnl_s32;
-    default:
-      return dnnl_data_type_undef;
-  }
-}
 
 // How much the library does.
 enum class Way {
@@ -282,7 +123,7 @@ dnnl_status_t MakeProduct(const GemmProblem& problem, Way way, DType y_type,
     const dnnl_dims_t strides = {transposed ? 1 : ld, transposed ? ld : 1};
     if (!status) {
       status = dnnl.memory_desc_create_with_strides(desc->out(), 2, dims,
-                                                    Type(type), strides);
+                                                    OnednnType(type), strides);
     }
   };
   auto operand = [&](MemoryDesc* desc, int64_t m, int64_t n,
@@ -384,7 +225,7 @@ dnnl_status_t MakeState(const GemmProblem& problem, Way way, State* state) {
 
 // Tries the ways that give the right result, the fastest first.
 Status MakeState(const GemmProblem& problem, std::shared_ptr<State>* state) {
-  const Sequential sequential(Library());
+  const OnednnSequential sequential;
   dnnl_status_t status = dnnl_unimplemented;
   for (Way way : {Way::kFused, Way::kProduct, Way::kWidened}) {
     if (way == Way::kFused && !CanFuse(problem)) continue;
@@ -400,7 +241,7 @@ Status MakeState(const GemmProblem& problem, std::shared_ptr<State>* state) {
 dnnl_status_t RunTile(const State& state, const GemmTile& tile) {
   static thread_local ThreadState thread;
   const Onednn& dnnl = Library();
-  const Sequential sequential(dnnl);
+  const OnednnSequential sequential;
   const GemmPlan& plan = state.problem.plan;
   const Product& product = state.ProductOf(tile);
 

@@ -9,6 +9,8 @@
 
 from importlib.metadata import version as _version
 
+from jax_layout.conv import conv, conv_transpose
+from jax_layout.conv_general_dilated import conv_general_dilated
 from jax_layout.einsum import dot_general, einsum, tensordot
 from jax_layout.geam import geam
 from jax_layout.gemm import GemmPlan, explain_gemm, save_gemms
@@ -63,6 +65,9 @@ __all__ = [
     "bmm",
     "channels_first",
     "channels_last",
+    "conv",
+    "conv_general_dilated",
+    "conv_transpose",
     "define",
     "dot_general",
     "einsum",

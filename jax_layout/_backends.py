@@ -112,8 +112,21 @@ def runs_gemm(platform: str, attributes: Mapping[str, Any]) -> bool:
       platform: jax's name of it.
       attributes: of the FFI call.
     """
-    plain = {
+    return module(platform).runs_gemm(**_plain(attributes))
+
+
+def conv_plan(platform: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """What the kernels of a platform make of a convolution (core/conv_module.cc).
+
+    Args:
+      platform: jax's name of it.
+      attributes: of the FFI call.
+    """
+    return module(platform).conv_plan(**_plain(attributes))
+
+
+def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in attributes.items()
     }
-    return module(platform).runs_gemm(**plain)

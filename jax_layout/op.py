@@ -72,7 +72,8 @@ class Op:
       batch: `batch(operands, dims, **params)`: the result and its batch axis.
       sharding: `sharding(*avals, **params)`: names every axis, in the notation of
         Shardy's rules ("m k, k n -> m n"). An axis the result lacks is summed
-        over. Without a rule, programs over several devices run the `lax` function.
+        over; one named in capitals must be whole on every device. Without a rule,
+        programs over several devices run the `lax` function.
       in_parts: `in_parts(total, *operands, **params)`: the result on devices that
         each hold a part of a summed axis; `total` sums over the devices. Left
         out, the result of each is summed.
@@ -235,20 +236,23 @@ def _partitioned(
     ]
     operand_axes, result_axes = sides
     kept = {name for names in result_axes for name in names}
-    reduced = sorted({n for names in operand_axes for n in names} - kept)
+    every = kept | {name for names in operand_axes for name in names}
+    whole = {name for name in every if name.isupper()}
+    reduced = sorted(every - kept - whole)
 
     def partition(mesh: Any, args: Any, result: Any) -> Any:
         results = list(result) if op.multiple_results else [result]
         # Each axis follows the result's axis of its name.
         placed: dict[str, Any] = {}
         for names, value in zip(result_axes, results, strict=True):
-            placed |= {n: a for n, a in zip(names, _spec(value), strict=True) if a}
+            axes_of = zip(names, _spec(value), strict=True)
+            placed |= {n: a for n, a in axes_of if a and n not in whole}
         # An axis that the result lacks may stay sharded, and be summed over, as
         # long as its mesh axes are not in use.
         used = {axis for axes in placed.values() for axis in axes}
         for names, value in zip(operand_axes, args, strict=True):
             for name, axes in zip(names, _spec(value), strict=True):
-                if name not in kept and name not in placed and not used & set(axes):
+                if name in reduced and name not in placed and not used & set(axes):
                     placed[name] = axes
                     used |= set(axes)
         total = tuple(axis for name in reduced for axis in placed.get(name, ()))
@@ -280,7 +284,10 @@ def _partitioned(
 
     function = custom_partitioning(lambda *operands: per_device(*operands))
     function.def_partition(
-        partition, sharding_rule=rule, reduction_factors=tuple(reduced)
+        partition,
+        sharding_rule=rule,
+        reduction_factors=tuple(reduced),
+        need_replication_factors=tuple(sorted(whole)),
     )
     return function
 
