@@ -28,6 +28,7 @@ from jax_layout.matmul import (
     mm,
 )
 from jax_layout.memory_format import (
+    FormattedArray,
     MemoryFormat,
     channels_first,
     channels_last,
@@ -41,6 +42,7 @@ from jax_layout.memory_format import (
     zeros_like,
 )
 from jax_layout.op import Kernel, Op, define
+from jax_layout.optimize import LayoutReport, optimize_layout
 from jax_layout.permute import (
     matrix_transpose,
     moveaxis,
@@ -48,12 +50,16 @@ from jax_layout.permute import (
     swapaxes,
     transpose,
 )
+from jax_layout.plan_layout import LayoutPlan, load_plan, plan_layout
 
 __version__ = _version("jax-layout")
 
 __all__ = [
+    "FormattedArray",
     "GemmPlan",
     "Kernel",
+    "LayoutPlan",
+    "LayoutReport",
     "MemoryFormat",
     "Op",
     "addbmm",
@@ -78,13 +84,16 @@ __all__ = [
     "gemm",
     "is_contiguous",
     "linear",
+    "load_plan",
     "matmul",
     "matrix_transpose",
     "memory_format",
     "mm",
     "moveaxis",
     "ones_like",
+    "optimize_layout",
     "permute",
+    "plan_layout",
     "preserve",
     "save_gemms",
     "swapaxes",

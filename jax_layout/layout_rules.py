@@ -18,8 +18,8 @@ from typing import Any
 from jax import Array, lax
 
 from jax_layout import _backends, _compat
-from jax_layout.convolution import conv_general_dilated
-from jax_layout.memory_format import MemoryFormat, from_atoms, row_major
+from jax_layout.conv_general_dilated import conv_general_dilated
+from jax_layout.memory_format import MemoryFormat, convert, from_atoms, row_major
 from jax_layout.permute import permute
 
 Equation = Any
@@ -103,10 +103,10 @@ def elementwise(eqn: Equation, formats: Formats) -> Step | None:
         return _lazily(eqn, formats)
     wanted: list[MemoryFormat | None] = []
     for v in eqn.invars:
-        if v.aval.shape == shape:
-            wanted.append(format)
-        elif v.aval.ndim == 0:
+        if v.aval.ndim == 0:
             wanted.append(row_major(0))
+        elif v.aval.shape == shape or format.permutation is not None:
+            wanted.append(format)  # axes of size 1 may be broadcast
         else:
             return None
     return Step(
@@ -125,11 +125,13 @@ def _lazily(eqn: Equation, formats: Formats) -> Step | None:
         return None
 
     def emit_in(format: MemoryFormat, *values: Any) -> Array:
+        plain = row_major(format.ndim)
+        chosen = plain if format.permutation is None else format
         given = [
-            value.get(format if array else row_major(0))
+            value.get(chosen if array else row_major(0))
             for value, array in zip(values, whole, strict=True)
         ]
-        return _compat.bind(eqn, given)[0]
+        return convert(_compat.bind(eqn, given)[0], chosen, format)
 
     wanted = [None if array else row_major(0) for array in whole]
     return Step(wanted, [None], emit_in=emit_in)
@@ -370,7 +372,8 @@ def dot_general(eqn: Equation, formats: Formats, keep: bool) -> Step | None:
     params = {k: v for k, v in eqn.params.items() if k != "dimension_numbers"}
     apply = lax.dot_general if keep else product
     # The larger operand's axes stay outside: an image keeps its channels last.
-    swap = eqn.invars[1].aval.size > eqn.invars[0].aval.size
+    a, b = (v.aval for v in eqn.invars)
+    swap = b.ndim > max(2, a.ndim) and b.size > a.size
     if swap:
         numbers = [pair[::-1] for pair in numbers]
         free.reverse()
@@ -402,11 +405,7 @@ def convolution(
     kernels = convolution_kernels(lhs, rhs)
     if not kernels and max(_groups(eqn)) > 1:
         return None  # XLA's own are no faster in another order, and slower in loops
-    # The weight's gradient is written as a convolution with a large kernel, the
-    # cotangent, in which channels stand for the batch. Our kernels know it again.
-    gradient = kernels and math.prod(
-        rhs.shape[d] for d in numbers.rhs_spec[2:]
-    ) > math.prod(out.shape[d] for d in numbers.out_spec[2:])
+    gradient = kernels and _of_weights(eqn)
 
     image = [lhs.shape[d] for d in numbers.lhs_spec]
     if gradient:
@@ -440,7 +439,7 @@ def convolution(
         right = wanted(known, preferred(numbers.rhs_spec, True))
         given = hwio(numbers.out_spec[1::-1] + numbers.out_spec[2:])
         given = given if weights else row_major(out.ndim)
-    elif weights and order[-1] == 1:
+    elif weights and order[-1] == 1 and not (kernels and _channels_last(known, eqn)):
         right = hwio(numbers.rhs_spec)
     elif known is None or known.permutation is None:
         right = row_major(rhs.ndim)
@@ -465,6 +464,33 @@ def convolution(
     )
 
 
+def _of_weights(eqn: Equation) -> bool:
+    """Whether a convolution is the gradient of another's weights.
+
+    It is written with a large kernel, the cotangent, and channels that stand for the
+    batch. Our kernels know it again.
+    """
+    numbers = eqn.params["dimension_numbers"]
+    if eqn.params["batch_group_count"] > 1:
+        return True
+    kernel, out = (
+        math.prod(v.aval.shape[d] for d in spec[2:])
+        for v, spec in (
+            (eqn.invars[1], numbers.rhs_spec),
+            (eqn.outvars[0], numbers.out_spec),
+        )
+    )
+    return numbers.lhs_spec[0] > numbers.lhs_spec[1] and kernel > out
+
+
+def _channels_last(format: MemoryFormat | None, eqn: Equation) -> bool:
+    """Whether the channels of the weights, those in or those out, lie innermost."""
+    order = None if format is None else format.permutation
+    return (
+        order is not None and order[-1] in eqn.params["dimension_numbers"].rhs_spec[:2]
+    )
+
+
 def _groups(eqn: Equation) -> tuple[int, int]:
     return eqn.params["feature_group_count"], eqn.params["batch_group_count"]
 
@@ -472,9 +498,9 @@ def _groups(eqn: Equation) -> tuple[int, int]:
 def convolution_kernels(lhs: Any, rhs: Any) -> bool:
     """Whether our kernels compute a convolution, whatever the order of its axes."""
     return (
-        conv_general_dilated is not lax.conv_general_dilated
-        and lhs.dtype == rhs.dtype
+        lhs.dtype == rhs.dtype
         and lhs.dtype.name in ("float32", "bfloat16", "float16")
+        and 1 <= lhs.ndim - 2 <= 3
         and _backends.available("cpu")
     )
 

@@ -253,6 +253,49 @@ class MemoryFormat:
         return f"MemoryFormat({self})"
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FormattedArray:
+    """An array of plain jax kept in a memory format, as `plan_layout` lays it out.
+
+    A node of a tree, whose leaf is the physical array: `jax.tree.map`, optimizers
+    and derivatives work on that. Functions of `jax.numpy` take it for the logical
+    array, which they make.
+
+    Attributes:
+      physical: row-major array of what lies in memory.
+      format: in which order that is.
+
+    >>> x = FormattedArray(jnp.zeros((2, 32, 32, 3)), MemoryFormat.named("NHWC"))
+    >>> x.shape, x.logical().shape
+    ((2, 3, 32, 32), (2, 3, 32, 32))
+    """
+
+    physical: Array
+    format: MemoryFormat = dataclasses.field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return self.format.logical_shape(self.physical.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of logical dimensions."""
+        return self.format.ndim
+
+    @property
+    def dtype(self) -> Any:
+        """Of the elements."""
+        return self.physical.dtype
+
+    def logical(self) -> Array:
+        """The row-major array with the logical shape."""
+        return self.format.unpack(self.physical)
+
+    __jax_array__ = logical
+
+
 FormatLike = MemoryFormat | Channels | str
 
 

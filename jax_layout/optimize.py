@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -40,7 +40,13 @@ from jax_layout.layout_rules import (
     convolution,
     dot_general,
 )
-from jax_layout.memory_format import Channels, MemoryFormat, resolve, row_major
+from jax_layout.memory_format import (
+    Channels,
+    FormattedArray,
+    MemoryFormat,
+    resolve,
+    row_major,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -197,7 +203,8 @@ class Traced:
       formats: in which these are.
       rebuild: gives the function's result from the jaxpr's.
       original: the call as it stands.
-      plan: None if that runs.
+      planner: that planned it; None if there is nothing to plan.
+      plan: None if the original runs.
       report: what was decided.
     """
 
@@ -206,25 +213,42 @@ class Traced:
     formats: list[MemoryFormat]
     rebuild: Callable[[list[Any]], Any]
     original: Callable[[], Any]
+    planner: Planner | None
     plan: Plan | None
     report: LayoutReport
 
 
-def run(traced: Traced) -> Any:
-    """The result of a call."""
+def run(traced: Traced, formats: Sequence[MemoryFormat] | None = None) -> Any:
+    """The result of a call.
+
+    Args:
+      traced: the call.
+      formats: of the arrays in its result; row-major if left out.
+    """
+    avals = traced.closed.out_avals
+    if formats is None:
+        formats = [row_major(aval.ndim) for aval in avals]
     if traced.plan is None:
-        return traced.original()
-    values = [Value(x, f) for x, f in zip(traced.arrays, traced.formats, strict=True)]
+        leaves = [x for x in jax.tree.leaves(traced.original()) if is_array(x)]
+        values = [Value(x, row_major(x.ndim)) for x in leaves]
+    else:
+        values = [
+            Value(x, f) for x, f in zip(traced.arrays, traced.formats, strict=True)
+        ]
+        values = emit(traced.plan, values)
     results = []
-    for value, aval in zip(
-        emit(traced.plan, values), traced.closed.out_avals, strict=True
-    ):
-        results.append(_compat.like(value.get(row_major(aval.ndim)), aval))
+    for value, aval, format in zip(values, avals, formats, strict=True):
+        x = _compat.like(value.get(format), aval)
+        results.append(x if format.row_major else FormattedArray(x, format))
     return traced.rebuild(results)
 
 
 def trace(
-    f: Callable[..., Any], args: Any, kwargs: Any, anchor: Anchor | None
+    f: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    anchor: Anchor | None,
+    weights: bool = False,
 ) -> Traced:
     """Traces a call and plans it.
 
@@ -233,10 +257,22 @@ def trace(
       args: its arguments; arrays, or shapes and dtypes.
       kwargs: the same.
       anchor: the policy; None to leave f as it is.
+      weights: as in `Planner`.
     """
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
-    arrays = [leaves[i] for i in places]
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_formatted)
+    places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+    formats = [
+        leaf.format if is_formatted(leaf) else row_major(len(leaf.shape))
+        for leaf in (leaves[i] for i in places)
+    ]
+    arrays = [
+        leaf.physical if is_formatted(leaf) else leaf
+        for leaf in (leaves[i] for i in places)
+    ]
+    logical = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_formatted(leaf) else leaf
+        for leaf in (leaves[i] for i in places)
+    ]
     out: dict[str, Any] = {}
 
     def function(*tracers: Array) -> list[Any]:
@@ -245,22 +281,27 @@ def trace(
             filled[i] = x
         again, named = jax.tree.unflatten(tree, filled)
         out["leaves"], out["tree"] = jax.tree.flatten(f(*again, **named))
-        return [x for x in out["leaves"] if _is_array(x)]
+        return [x for x in out["leaves"] if is_array(x)]
 
     def rebuild(results: list[Any]) -> Any:
         rest = iter(results)
-        whole = [next(rest) if _is_array(x) else x for x in out["leaves"]]
+        whole = [next(rest) if is_array(x) else x for x in out["leaves"]]
         return jax.tree.unflatten(out["tree"], whole)
 
-    closed = jax.make_jaxpr(function)(*arrays)
+    def original() -> Any:
+        plain = [leaf.logical() if is_formatted(leaf) else leaf for leaf in leaves]
+        again, named = jax.tree.unflatten(tree, plain)
+        return f(*again, **named)
+
+    closed = jax.make_jaxpr(function)(*logical)
     total = original_bytes(closed.jaxpr)
-    formats = [row_major(np.ndim(x)) for x in arrays]
     traced = Traced(
         closed,
         arrays,
         formats,
         rebuild,
-        lambda: f(*args, **kwargs),
+        original,
+        None,
         None,
         LayoutReport(total, total, False, 0, {}),
     )
@@ -275,7 +316,8 @@ def trace(
             stacklevel=3,
         )
         return traced
-    plan = Planner(anchor, RULES, _NESTED).plan(closed, formats)
+    traced.planner = Planner(anchor, RULES, _NESTED, weights=weights)
+    plan = traced.planner.plan(closed, formats)
     cost = plan.total()
     for v, given in zip(plan.jaxpr.outvars, plan.given, strict=True):
         cost.convert(v, given, row_major(v.aval.ndim))
@@ -287,5 +329,10 @@ def trace(
     return traced
 
 
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+def is_formatted(leaf: Any) -> bool:
+    return isinstance(leaf, FormattedArray)
+
+
+def is_array(leaf: Any) -> bool:
+    kinds = Array | np.ndarray | np.generic | jax.ShapeDtypeStruct | FormattedArray
+    return isinstance(leaf, kinds)
