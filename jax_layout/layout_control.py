@@ -115,7 +115,7 @@ def _custom(
     plan, wanted = planner.settled(eqn.params["call_jaxpr"], formats)
     given = definite(plan.given, eqn.outvars)
     # The rule outlives this trace; what has been planned for it need not.
-    later = dataclasses.replace(planner, known={})
+    later = dataclasses.replace(planner, known={}, asked={})
     avals = [v.aval for v in eqn.invars]
     outs = [v.aval for v in eqn.outvars]
 

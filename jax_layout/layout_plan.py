@@ -160,6 +160,7 @@ class Planner:
         kernels. Not where it is a conversion on each call, which XLA makes itself.
       keep_products: whether products stay `dot_general`, by which policies of
         `jax.checkpoint` know them.
+      asked: formats that the user has asked for a value, by variable.
       known: plans and jaxprs made so far; loops ask for the same ones again.
     """
 
@@ -168,6 +169,7 @@ class Planner:
     nested: Mapping[str, NestedRule]
     weights: bool = False
     keep_products: bool = False
+    asked: dict[Any, MemoryFormat] = dataclasses.field(default_factory=dict)
     known: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     def plan(self, closed: Any, formats: Formats) -> Plan:
@@ -218,6 +220,8 @@ class Planner:
             if converted and name not in self.rules and name not in self.nested:
                 cost.barriers[name] += 1
             base.update(zip(eqn.outvars, step.given, strict=True))
+            if name == "memory_format":
+                self.asked[eqn.outvars[0]] = eqn.params["format"]
         given = [
             _format_of(v) if isinstance(v, Literal) else base[v] for v in jaxpr.outvars
         ]

@@ -387,7 +387,11 @@ def dot_general(eqn: Equation, formats: Formats, keep: bool) -> Step | None:
 
 
 def convolution(
-    eqn: Equation, formats: Formats, anchor: Anchor, weights: bool
+    eqn: Equation,
+    formats: Formats,
+    anchor: Anchor,
+    weights: bool,
+    asked: MemoryFormat | None,
 ) -> Step | None:
     """Computes in the order that the policy says.
 
@@ -396,6 +400,7 @@ def convolution(
       formats: of its operands.
       anchor: the policy.
       weights: whether weights are wanted in the order of the fast kernels.
+      asked: the format that the user has asked for the input.
     """
     numbers = eqn.params["dimension_numbers"]
     lhs, rhs = (v.aval for v in eqn.invars)
@@ -410,25 +415,15 @@ def convolution(
     image = [lhs.shape[d] for d in numbers.lhs_spec]
     if gradient:
         image[:2] = image[1::-1]
-    choice = anchor(tuple(image), lhs.dtype)
-    if choice is None or choice.permutation is None:
+    order = _order(anchor, image, lhs.dtype, asked, numbers.lhs_spec)
+    if order is None:
         return None
-    order = choice.permutation
 
     def preferred(spec: Sequence[int], swapped: bool) -> MemoryFormat:
         roles = [spec[1], spec[0], *spec[2:]] if swapped else spec
-        return MemoryFormat.of_permutation([roles[i] for i in order])
+        return _by_roles(order, roles)
 
-    def wanted(format: MemoryFormat | None, best: MemoryFormat) -> MemoryFormat:
-        """The format itself, if it has the same axis innermost."""
-        if format is None or format.permutation is None:
-            return best
-        last = format.permutation[-1]
-        return format if last == (best.permutation or ())[-1] else best
-
-    def hwio(spec: Sequence[int]) -> MemoryFormat:
-        return MemoryFormat.of_permutation([*spec[2:], spec[1], spec[0]])
-
+    wanted, hwio = _same_innermost, _hwio
     known = formats[1]
     if kernels:
         left = wanted(formats[0], preferred(numbers.lhs_spec, gradient))
@@ -437,9 +432,13 @@ def convolution(
     given = preferred(numbers.out_spec, False)
     if gradient:
         right = wanted(known, preferred(numbers.rhs_spec, True))
-        given = hwio(numbers.out_spec[1::-1] + numbers.out_spec[2:])
+        given = hwio([*numbers.out_spec[1::-1], *numbers.out_spec[2:]])
         given = given if weights else row_major(out.ndim)
-    elif weights and order[-1] == 1 and not (kernels and _channels_last(known, eqn)):
+    elif (
+        weights
+        and order[-1] == 1
+        and not (kernels and _channels_last(known, numbers.rhs_spec))
+    ):
         right = hwio(numbers.rhs_spec)
     elif known is None or known.permutation is None:
         right = row_major(rhs.ndim)
@@ -483,11 +482,100 @@ def _of_weights(eqn: Equation) -> bool:
     return numbers.lhs_spec[0] > numbers.lhs_spec[1] and kernel > out
 
 
-def _channels_last(format: MemoryFormat | None, eqn: Equation) -> bool:
-    """Whether the channels of the weights, those in or those out, lie innermost."""
+def _order(
+    anchor: Anchor,
+    image: Sequence[int],
+    dtype: Any,
+    asked: MemoryFormat | None,
+    roles: Sequence[int],
+) -> tuple[int, ...] | None:
+    """Which of (N, C, *spatial) each physical axis is to be; None to leave them.
+
+    Args:
+      anchor: the policy.
+      image: logical shape of the input.
+      dtype: its dtype.
+      asked: the format that the user has asked for the input.
+      roles: axes of the input that are (N, C, *spatial).
+    """
+    if asked is not None and asked.permutation is not None:
+        return tuple(list(roles).index(axis) for axis in asked.permutation)
+    choice = anchor(tuple(image), dtype)
+    return None if choice is None else choice.permutation
+
+
+def _by_roles(order: Sequence[int], roles: Sequence[int]) -> MemoryFormat:
+    return MemoryFormat.of_permutation([roles[i] for i in order])
+
+
+def _same_innermost(format: MemoryFormat | None, best: MemoryFormat) -> MemoryFormat:
+    """The format itself, if it has the same axis innermost as the best one."""
+    if format is None or format.permutation is None or best.permutation is None:
+        return best
+    return format if format.permutation[-1] == best.permutation[-1] else best
+
+
+def _hwio(roles: Sequence[int]) -> MemoryFormat:
+    """Of weights whose axes (O, I, *spatial) are these."""
+    return MemoryFormat.of_permutation([*roles[2:], roles[1], roles[0]])
+
+
+def _channels_last(format: MemoryFormat | None, roles: Sequence[int]) -> bool:
+    """Whether the channels of weights, those in or those out, lie innermost."""
     order = None if format is None else format.permutation
-    return (
-        order is not None and order[-1] in eqn.params["dimension_numbers"].rhs_spec[:2]
+    return order is not None and order[-1] in roles[:2]
+
+
+# Our own convolutions: what they read, and what they give.
+OWN_CONVOLUTIONS = {
+    "conv": ("xw", "y"),
+    "conv_fused": ("xw", "y"),
+    "conv_input_grad": ("yw", "x"),
+    "conv_weight_grad": ("xy", "w"),
+}
+
+
+def own_convolution(
+    eqn: Equation,
+    formats: Formats,
+    anchor: Anchor,
+    weights: bool,
+    asked: MemoryFormat | None,
+) -> Step | None:
+    """As `convolution`, of the primitives in convolution.py."""
+    conv = eqn.params["conv"]
+    read, result = OWN_CONVOLUTIONS[eqn.primitive.name]
+    first = eqn.invars[0].aval
+    if conv.x_block > 1 or conv.y_block > 1 or not 3 <= first.ndim <= 5:
+        return None
+    roles = {name: conv.order(name) for name in "xwy"}
+    image = [first.shape[d] for d in roles[read[0]]]
+    order = _order(anchor, image, first.dtype, asked, roles[read[0]])
+    if order is None:
+        return None
+    placed: dict[str, MemoryFormat] = {}
+    for name, known in zip(read, formats, strict=False):
+        if name != "w":
+            placed[name] = _same_innermost(known, _by_roles(order, roles[name]))
+        elif weights and order[-1] == 1 and not _channels_last(known, roles["w"]):
+            placed[name] = _hwio(roles["w"])
+        else:
+            plain = row_major(first.ndim)
+            placed[name] = known if known is not None and known.permutation else plain
+    if result != "w":
+        placed[result] = _by_roles(order, roles[result])
+    else:
+        placed[result] = _hwio(roles["w"]) if weights else row_major(first.ndim)
+    orders = {
+        f"{name}_order": tuple(format.axes(d)[0] for d in roles[name])
+        for name, format in placed.items()
+    }
+    changed = dataclasses.replace(conv, **orders)
+    rest = [row_major(v.aval.ndim) for v in eqn.invars[2:]]  # the bias
+    return Step(
+        [*(placed[name] for name in read), *rest],
+        [placed[result]],
+        lambda *operands: _compat.bind(eqn, operands, conv=changed),
     )
 
 

@@ -33,12 +33,14 @@ from jax_layout.layout_plan import (
     unsupported,
 )
 from jax_layout.layout_rules import (
+    OWN_CONVOLUTIONS,
     RULES,
     Anchor,
     Formats,
     Step,
     convolution,
     dot_general,
+    own_convolution,
 )
 from jax_layout.memory_format import (
     Channels,
@@ -73,7 +75,13 @@ class LayoutReport:
 
 
 def _convolution(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
-    return convolution(eqn, formats, planner.anchor, planner.weights)
+    asked = planner.asked.get(eqn.invars[0])
+    return convolution(eqn, formats, planner.anchor, planner.weights, asked)
+
+
+def _own_convolution(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
+    asked = planner.asked.get(eqn.invars[0])
+    return own_convolution(eqn, formats, planner.anchor, planner.weights, asked)
 
 
 def _dot_general(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
@@ -83,6 +91,7 @@ def _dot_general(eqn: Equation, formats: Formats, planner: Planner) -> Step | No
 _NESTED: dict[str, NestedRule] = {
     **CONTROL,
     "conv_general_dilated": _convolution,
+    **dict.fromkeys(OWN_CONVOLUTIONS, _own_convolution),
     "dot_general": _dot_general,
 }
 

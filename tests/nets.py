@@ -93,7 +93,9 @@ def max_pool(x: Array, size: int = 3, stride: int = 2) -> Array:
 
 
 def _residual(p: Params, name: str, x: Array, out: int, stride: int) -> Array:
-    y = jax.nn.relu(batch_norm(p, f"{name}.n1", conv(p, f"{name}.c1", x, out, 3, stride)))
+    y = jax.nn.relu(
+        batch_norm(p, f"{name}.n1", conv(p, f"{name}.c1", x, out, 3, stride))
+    )
     y = batch_norm(p, f"{name}.n2", conv(p, f"{name}.c2", y, out))
     if stride > 1 or x.shape[1] != out:
         x = batch_norm(p, f"{name}.n3", conv(p, f"{name}.c3", x, out, 1, stride))
