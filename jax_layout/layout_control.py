@@ -27,8 +27,8 @@ from jax_layout.layout_plan import (
 from jax_layout.layout_rules import Equation, Formats, Step, barrier
 from jax_layout.memory_format import MemoryFormat, row_major
 
-# A loop's carry settles in a format after this many tries, or is row-major.
-_TRIES = 3
+# For how many combinations of formats a loop's carry is tried.
+_TRIES = 5
 
 
 def _values(arrays: Iterable[Any], formats: Formats) -> list[Value]:
@@ -261,8 +261,11 @@ def _body(
     """
     planner = dataclasses.replace(planner, weights=True)
     tried: list[tuple[int, _Body]] = []
+    # Row-major, as it comes; then as the body gives it, and as the body reads it.
+    plain = [row_major(v.aval.ndim) for v in variables]
+    candidates = [plain, definite(carry, variables)]
 
-    def attempt(start: list[MemoryFormat]) -> list[MemoryFormat]:
+    def attempt(start: list[MemoryFormat]) -> None:
         plan = planner.plan(closed, [*constants, *start, *rest])
         own = len(plan.captured) + len(constants)
         slices = definite(
@@ -287,14 +290,14 @@ def _body(
         ends.add(plan.operand_cost(0, own))
         total = cost.bytes_moved + ends.bytes_moved
         tried.append((total, _Body(plan, start, slices, cost)))
-        return given
+        read = plan.used[own : own + len(start)]
+        candidates.append(given)
+        candidates.append(definite(preferred(start, read), variables))
 
-    plain = [row_major(v.aval.ndim) for v in variables]
-    for current in (plain, definite(carry, variables)):
-        for _ in range(_TRIES):
-            if any(current == body.carry for _, body in tried):
-                break
-            current = attempt(current)
+    while candidates and len(tried) < _TRIES:
+        candidate = candidates.pop(0)
+        if all(candidate != body.carry for _, body in tried):
+            attempt(candidate)
     return min(tried, key=lambda entry: entry[0])[1]
 
 

@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jax_layout import _compat
 from jax_layout.layout_rules import (
+    OWN_CONVOLUTIONS,
     Anchor,
     Equation,
     Formats,
@@ -29,6 +30,7 @@ from jax_layout.layout_rules import (
     is_array,
     moves,
     nbytes,
+    own_convolution_cost,
 )
 from jax_layout.memory_format import MemoryFormat, convert, row_major
 
@@ -364,6 +366,8 @@ def original_bytes(jaxpr: Any, known: dict[int, int] | None = None) -> int:
         elif name == "conv_general_dilated":
             arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
             total += convolution_cost(eqn.params["dimension_numbers"], *arrays)
+        elif name in OWN_CONVOLUTIONS:
+            total += own_convolution_cost(eqn, eqn.params["conv"])
         elif inner := inner_jaxprs(eqn):
             costs = [original_bytes(j, known) for j in inner]
             trips = {"scan": eqn.params.get("length"), "while": UNKNOWN_TRIPS}

@@ -466,20 +466,12 @@ def convolution(
 def _of_weights(eqn: Equation) -> bool:
     """Whether a convolution is the gradient of another's weights.
 
-    It is written with a large kernel, the cotangent, and channels that stand for the
-    batch. Our kernels know it again.
+    jax writes it with the cotangent as kernel, and with channels and batch, in that
+    order, in the places of batch and channels. Our kernels know it again.
     """
     numbers = eqn.params["dimension_numbers"]
-    if eqn.params["batch_group_count"] > 1:
-        return True
-    kernel, out = (
-        math.prod(v.aval.shape[d] for d in spec[2:])
-        for v, spec in (
-            (eqn.invars[1], numbers.rhs_spec),
-            (eqn.outvars[0], numbers.out_spec),
-        )
-    )
-    return numbers.lhs_spec[0] > numbers.lhs_spec[1] and kernel > out
+    swapped = all(spec[0] > spec[1] for spec in (numbers.lhs_spec, numbers.rhs_spec))
+    return swapped or eqn.params["batch_group_count"] > 1
 
 
 def _order(
@@ -576,6 +568,7 @@ def own_convolution(
         [*(placed[name] for name in read), *rest],
         [placed[result]],
         lambda *operands: _compat.bind(eqn, operands, conv=changed),
+        bytes_moved=own_convolution_cost(eqn, changed),
     )
 
 
@@ -591,6 +584,25 @@ def convolution_kernels(lhs: Any, rhs: Any) -> bool:
         and 1 <= lhs.ndim - 2 <= 3
         and _backends.available("cpu")
     )
+
+
+def own_convolution_cost(eqn: Equation, conv: Any) -> int:
+    """Bytes that our kernels re-order: x and y, if the channels are not innermost."""
+    read, result = OWN_CONVOLUTIONS[eqn.primitive.name]
+    total = 0
+    for v, name in zip((*eqn.invars[:2], *eqn.outvars), read + result, strict=True):
+        if name != "w" and conv.block(name) == 1:
+            n, channels, *space = conv.order(name)
+            total += (
+                2
+                * nbytes(v.aval)
+                * moves(
+                    row_major(v.aval.ndim),
+                    MemoryFormat.of_permutation([n, *space, channels]),
+                    v.aval.shape,
+                )
+            )
+    return total
 
 
 def convolution_cost(

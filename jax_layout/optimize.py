@@ -188,15 +188,16 @@ def optimize_layout(
     """
     if hasattr(f, "layout_report") and hasattr(f, "__wrapped__"):
         f = f.__wrapped__  # once is enough
-    anchor = anchor_of(policy, platform or jax.default_backend())
+    where = platform or jax.default_backend()
+    anchor_of(policy, where)  # its errors
 
     @functools.wraps(f)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return run(trace(f, args, kwargs, anchor))
+        return run(trace(f, args, kwargs, policy, where))
 
     def layout_report(*args: P.args, **kwargs: P.kwargs) -> LayoutReport:
         """What the plan for these arguments, or their shapes, moves."""
-        return trace(f, args, kwargs, anchor).report
+        return trace(f, args, kwargs, policy, where).report
 
     call.layout_report = layout_report  # type: ignore[attr-defined]
     return call
@@ -256,7 +257,8 @@ def trace(
     f: Callable[..., Any],
     args: Any,
     kwargs: Any,
-    anchor: Anchor | None,
+    policy: Policy,
+    platform: str,
     weights: bool = False,
 ) -> Traced:
     """Traces a call and plans it.
@@ -265,9 +267,11 @@ def trace(
       f: the function.
       args: its arguments; arrays, or shapes and dtypes.
       kwargs: the same.
-      anchor: the policy; None to leave f as it is.
+      policy: as in `optimize_layout`.
+      platform: the same, known.
       weights: as in `Planner`.
     """
+    anchor = anchor_of(policy, platform)
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_formatted)
     places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
     formats = [
@@ -325,16 +329,24 @@ def trace(
             stacklevel=3,
         )
         return traced
-    traced.planner = Planner(anchor, RULES, _NESTED, weights=weights)
-    plan = traced.planner.plan(closed, formats)
-    cost = plan.total()
-    for v, given in zip(plan.jaxpr.outvars, plan.given, strict=True):
-        cost.convert(v, given, row_major(v.aval.ndim))
-    better = cost.bytes_moved <= total
-    traced.plan = plan if better else None
-    traced.report = LayoutReport(
-        total, cost.bytes_moved, better, cost.conversions, dict(cost.barriers)
-    )
+    anchors: list[Anchor | None] = [anchor]
+    if policy == "auto":
+        # Kernels of ours are worth a convolution even where it keeps its order.
+        anchors.append(anchor_of(Channels.FIRST, "cpu"))
+    for candidate in anchors:
+        assert candidate is not None
+        planner = Planner(candidate, RULES, _NESTED, weights=weights)
+        plan = planner.plan(closed, formats)
+        cost = plan.total()
+        for v, given in zip(plan.jaxpr.outvars, plan.given, strict=True):
+            cost.convert(v, given, row_major(v.aval.ndim))
+        better = cost.bytes_moved <= total
+        traced.report = LayoutReport(
+            total, cost.bytes_moved, better, cost.conversions, dict(cost.barriers)
+        )
+        if better:
+            traced.plan, traced.planner = plan, planner
+            break
     return traced
 
 

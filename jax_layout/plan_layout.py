@@ -187,8 +187,7 @@ class LayoutPlan:
         return x if format.row_major else FormattedArray(format.pack(x), format)
 
     def _call(self, *args: Any) -> Any:
-        anchor = anchor_of(self.policy, self.platform)
-        traced = trace(self.f, args, {}, anchor, weights=True)
+        traced = trace(self.f, args, {}, self.policy, self.platform, weights=True)
         formats = [e.format for e in self.results if e.format is not None]
         return run(traced, formats)
 
@@ -225,11 +224,10 @@ def plan_layout(
     (2, 4)
     """
     platform = platform or jax.default_backend()
+    anchor_of(policy, platform)  # its errors
     if platform != "cpu":
-        anchor_of(policy, platform)  # its errors
         return _asked_of_xla(f, args, policy, platform)
-    anchor = anchor_of(policy, platform)
-    traced = trace(f, args, {}, anchor, weights=True)
+    traced = trace(f, args, {}, policy, platform, weights=True)
     given = jax.eval_shape(f, *_logical(args))
     if traced.planner is None or traced.plan is None:
         plain = [row_major(x.ndim) for x in traced.arrays]

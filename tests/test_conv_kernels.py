@@ -510,7 +510,9 @@ def test_inside_a_loop():
     given = attributes(Case(batch=4, channels=(16, 16), size=(32, 32)), "forward")
     w = np.random.default_rng(0).integers(-1, 2, given["w_shape"]).astype("float32")
     x = np.random.default_rng(1).integers(-1, 2, given["x_shape"]).astype("float32")
-    looped = jax.jit(lambda x, w: lax.fori_loop(0, 3, lambda _, x: call(given, x, w), x))
+    looped = jax.jit(
+        lambda x, w: lax.fori_loop(0, 3, lambda _, x: call(given, x, w), x)
+    )
     expected = x
     for _ in range(3):
         expected = call(given, expected, w)
