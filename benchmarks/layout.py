@@ -133,14 +133,13 @@ def run(case: Case, timing: Timing) -> CaseResult:
     """Checks a case, and times it as it is and optimised."""
     theirs = jax.jit(case.f).lower(*case.args).compile()
     args = case.args
-    plan = None
-    if case.planned:
-        plan = jl.plan_layout(case.f, *args)
+    plan = jl.plan_layout(case.f, *args) if case.planned else None
+    if plan is not None:
         args = plan.params(args[0]), *args[1:]
-        ours = plan.jit().lower(*args).compile()
-    else:
-        ours = jax.jit(jl.optimize_layout(case.f)).lower(*args).compile()
-    report = plan.report if plan else jl.optimize_layout(case.f).layout_report(*args)
+    optimized: Any = plan.jit() if plan else jax.jit(jl.optimize_layout(case.f))
+    ours = optimized.lower(*args).compile()
+    planner: Any = jl.optimize_layout(case.f)
+    report = plan.report if plan else planner.layout_report(*args)
     found, expected = ours(*args), theirs(*case.args)
     if plan is not None:
         found = plan.logical(found)

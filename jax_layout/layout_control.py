@@ -110,8 +110,9 @@ def _custom(
     `function`, with its derivative, on physical arrays. The derivative is that of
     `original`, the equation itself, traced and planned when it is asked for.
     """
-    if eqn.params.get("symbolic_zeros"):
-        return barrier(eqn)  # the rule wants to see which operands move
+    if eqn.params.get("symbolic_zeros") or eqn.params.get("num_consts"):
+        # The rule wants to see which operands move, or some of them must not.
+        return barrier(eqn)
     plan, wanted = planner.settled(eqn.params["call_jaxpr"], formats)
     given = definite(plan.given, eqn.outvars)
     # The rule outlives this trace; what has been planned for it need not.

@@ -231,22 +231,34 @@ class Planner:
             jaxpr, captured, start, steps, given, cost, [used[v] for v in jaxpr.invars]
         )
 
-    def settled(self, closed: Any, formats: Formats) -> tuple[Plan, list[MemoryFormat]]:
-        """A plan for operands in the formats that they are used in.
+    def settled(
+        self, closed: Any, formats: Formats, free: bool = False
+    ) -> tuple[Plan, list[MemoryFormat]]:
+        """A plan for operands in the formats that they are read in.
 
         Args:
           closed: the jaxpr.
           formats: in which its operands are made.
+          free: whether bringing them to others costs nothing.
 
         Returns:
           the plan, and the formats that it is for.
         """
         plan = self.plan(closed, formats)
         own = len(plan.captured)
-        better = definite(
-            preferred(plan.formats[own:], plan.used[own:]), plan.jaxpr.invars[own:]
-        )
-        return self.plan(closed, better), better
+        variables = plan.jaxpr.invars[own:]
+        start = definite(formats, variables)
+        read = definite(preferred(formats, plan.used[own:]), variables)
+        if read == start:
+            return self.plan(closed, start), start
+        other = self.plan(closed, read)
+        cost = other.total()
+        if not free:
+            for v, source, target in zip(variables, formats, read, strict=True):
+                cost.convert(v, source, target)
+        if cost.bytes_moved <= plan.total().bytes_moved:
+            return other, read
+        return self.plan(closed, start), start
 
     def _step(self, eqn: Equation, formats: Formats) -> Step | Nested:
         name = eqn.primitive.name
@@ -261,9 +273,9 @@ class Planner:
 def preferred(
     formats: Formats, used: Sequence[Collection[MemoryFormat]]
 ) -> list[MemoryFormat | None]:
-    """For each operand, made in some format, the one that it is used in."""
+    """For each operand, made in some format, another one that it is read in."""
     return [
-        own if own in wanted else next(iter(wanted), own)
+        next((format for format in wanted if format != own), own)
         for own, wanted in zip(formats, used, strict=True)
     ]
 

@@ -287,7 +287,15 @@ def _partitioned(
         partition,
         sharding_rule=rule,
         reduction_factors=tuple(reduced),
-        need_replication_factors=tuple(sorted(whole)),
+        # In the order of the rule, as Shardy wants them.
+        need_replication_factors=tuple(
+            dict.fromkeys(
+                name
+                for names in (*operand_axes, *result_axes)
+                for name in names
+                if name in whole
+            )
+        ),
     )
     return function
 

@@ -234,7 +234,7 @@ def plan_layout(
         ends = [row_major(x.ndim) for x in traced.closed.out_avals]
         report = traced.report
     else:
-        plan, plain = traced.planner.settled(traced.closed, traced.formats)
+        plan, plain = traced.planner.settled(traced.closed, traced.formats, free=True)
         ends = definite(plan.given, plan.jaxpr.outvars)
         # What has the format of an argument of its shape is its gradient, or what
         # comes in its place.
