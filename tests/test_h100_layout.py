@@ -34,7 +34,7 @@ def test_a_planned_resnet_moves_nothing():
     args = shapes((make(resnet18, x), x))
     plan, ours = planned(resnet18, *args)
     theirs = jax.jit(resnet18).lower(*args).compile()
-    assert moved(ours) < moved(theirs)
+    assert moved(ours) == 0 < moved(theirs)
     assert any(path.startswith("[0]") for path in plan.formats)
     loaded = jl.load_plan(plan.to_json(), resnet18, *args)
     assert moved(loaded.jit().lower(*args).compile()) == moved(ours)
