@@ -50,6 +50,7 @@ from jax_layout.matmul import (
     mm,
 )
 from jax_layout.memory_format import (
+    FormattedArray,
     MemoryFormat,
     channels_first,
     channels_last,
@@ -71,6 +72,7 @@ from jax_layout.normalization import (
     softmax,
 )
 from jax_layout.op import Kernel, Op, batch_of, define, jvp_of, operators
+from jax_layout.optimize import LayoutReport, optimize_layout
 from jax_layout.permute import (
     matrix_transpose,
     moveaxis,
@@ -78,6 +80,7 @@ from jax_layout.permute import (
     swapaxes,
     transpose,
 )
+from jax_layout.plan_layout import LayoutPlan, load_plan, plan_layout
 from jax_layout.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
 from jax_layout.profile import Profile, profile
 from jax_layout.report import Report
@@ -93,8 +96,11 @@ from jax_layout.shuffle import (
 __version__ = _version("jax-layout")
 
 __all__ = [
+    "FormattedArray",
     "GemmPlan",
     "Kernel",
+    "LayoutPlan",
+    "LayoutReport",
     "MemoryFormat",
     "Op",
     "Profile",
@@ -145,6 +151,7 @@ __all__ = [
     "leaky_relu",
     "linear",
     "load",
+    "load_plan",
     "log_softmax",
     "matmul",
     "matrix_transpose",
@@ -157,10 +164,12 @@ __all__ = [
     "multiply",
     "ones_like",
     "operators",
+    "optimize_layout",
     "pad",
     "permute",
     "pixel_shuffle",
     "pixel_unshuffle",
+    "plan_layout",
     "preserve",
     "profile",
     "relu",

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax._src import core, dispatch, sharding_impls
+from jax._src import core, dispatch, sharding_impls, source_info_util, state
+from jax._src.interpreters import partial_eval
 from jax._src.lax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -64,3 +66,74 @@ def partitioning(ctx: mlir.LoweringRuleContext) -> str:
 def canonical_precision(precision: Any) -> Any:
     """What `jax.lax.dot_general` makes of a precision and of jax's default for it."""
     return lax.canonicalize_precision(precision)
+
+
+def bind(eqn: Any, operands: Sequence[Any], **changed: Any) -> list[Any]:
+    """Applies the primitive of a jaxpr's equation to other operands.
+
+    Args:
+      eqn: the equation.
+      operands: one for each operand of the equation.
+      changed: parameters that differ from the equation's.
+
+    Returns:
+      the results; their source line is the equation's.
+    """
+    primitive = eqn.primitive
+    found = primitive.get_bind_params({**eqn.params, **changed})
+    functions, params = found if isinstance(found, tuple) else ((), found)
+    source = eqn.source_info
+    stack = source_info_util.current_name_stack() + source.name_stack
+    with (
+        source_info_util.user_context(source.traceback, name_stack=stack),
+        eqn.ctx.manager,
+    ):
+        out = primitive.bind(*functions, *operands, **params)
+    return list(out) if primitive.multiple_results else [out]
+
+
+def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Number of constants and of carried values of a scan equation."""
+    if "ft_in" in params:  # from jax 0.11
+        constants, carried, _ = params["ft_in"].unpack()
+        return len(list(constants)), len(list(carried))
+    return params["num_consts"], params["num_carry"]
+
+
+def live_jaxpr(closed: Any) -> Any:
+    """A closed jaxpr's jaxpr, constants first, without what its results do not need."""
+    jaxpr = partial_eval.convert_constvars_jaxpr(closed.jaxpr)
+    needed = [True] * len(jaxpr.outvars)
+    return partial_eval.dce_jaxpr(jaxpr, needed, instantiate=True)[0]
+
+
+def is_plain_call(params: Mapping[str, Any]) -> bool:
+    """Whether a call equation is its body alone, without placement or options."""
+    places = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
+    given = [entry for name in places for entry in params.get(name, ())]
+    unspecified = sharding_impls.UnspecifiedValue
+    return not params.get("compiler_options_kvs") and all(
+        entry is None or isinstance(entry, unspecified) for entry in given
+    )
+
+
+def is_reference(aval: Any) -> bool:
+    return isinstance(aval, state.AbstractRef)
+
+
+def is_explicitly_sharded(aval: Any) -> bool:
+    """Whether the type of a value says over which mesh axes it is spread."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding is not None and any(axis is not None for axis in sharding.spec)
+
+
+def like(x: Any, aval: Any) -> Any:
+    """An array with the weak or strong type of an abstract one."""
+    if getattr(jax.typeof(x), "weak_type", False) == aval.weak_type:
+        return x
+    return lax._convert_element_type(x, aval.dtype, aval.weak_type)
+
+
+def describe(eqn: Any) -> str:
+    """The name of an equation's primitive, and its source line."""
+    return f"{eqn.primitive.name} ({source_info_util.summarize(eqn.source_info)})"

@@ -150,11 +150,11 @@ class MemoryFormat:
 
     def pack(self, x: Array) -> Array:
         """The row-major array of what lies in memory when x has this format."""
-        return convert(x, _row_major(self.ndim), self)
+        return convert(x, row_major(self.ndim), self)
 
     def unpack(self, physical: Array) -> Array:
         """The inverse of `pack`."""
-        return convert(physical, self, _row_major(self.ndim))
+        return convert(physical, self, row_major(self.ndim))
 
     def transposed(self, axes: Sequence[int]) -> MemoryFormat:
         """The format of `transpose(x, axes)` in the memory of an x of this one."""
@@ -196,25 +196,25 @@ class MemoryFormat:
                 )
             extent *= size or 1
         atoms: list[_Sized] = []
-        for d, atom, size in self._atoms():
+        for d, atom, size in self.atoms():
             if d == dim:
                 outside, within = pieces[atom]
                 atoms += [(dim, atom, outside), (dim + 1, atom, within)]
             else:
                 atoms.append((d + (d > dim), atom, size))
-        return _of_atoms(self.ndim + 1, atoms)
+        return from_atoms(self.ndim + 1, atoms)
 
     def merge(self, dim: int, inner: int) -> MemoryFormat:
         """The inverse of `split`: dimension `dim + 1`, of size `inner`, joins `dim`."""
         rest = inner // math.prod(self.blocks[dim + 1])
         depth = len(self.blocks[dim]) + 1
-        return _of_atoms(
+        return from_atoms(
             self.ndim - 1,
             [
                 (d - 1, atom + depth, size or rest)
                 if d == dim + 1
                 else (d - (d > dim), atom, size)
-                for d, atom, size in self._atoms()
+                for d, atom, size in self.atoms()
             ],
         )
 
@@ -227,10 +227,14 @@ class MemoryFormat:
     def without_units(self, shape: Sequence[int]) -> MemoryFormat:
         """This format of an array of this shape, without the axes of size 1."""
         axes = [dim for dim, size in enumerate(shape) if size != 1]
-        kept = [(axes.index(d), a, n) for d, a, n in self._atoms() if d in axes]
-        return _of_atoms(len(axes), kept)
+        kept = [(axes.index(d), a, n) for d, a, n in self.atoms() if d in axes]
+        return from_atoms(len(axes), kept)
 
-    def _atoms(self) -> list[_Sized]:
+    def atoms(self) -> list[_Sized]:
+        """Dimension, depth and size of each atom in physical order.
+
+        None is the size of what the others leave of a dimension.
+        """
         return [(d, a, self.blocks[d][a - 1] if a else None) for d, a in self.order]
 
     def __str__(self) -> str:
@@ -248,6 +252,49 @@ class MemoryFormat:
         return f"MemoryFormat({self})"
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FormattedArray:
+    """An array of plain jax kept in a memory format, as `plan_layout` lays it out.
+
+    A node of a tree, whose leaf is the physical array: `jax.tree.map`, optimizers
+    and derivatives work on that. Functions of `jax.numpy` take it for the logical
+    array, which they make.
+
+    Attributes:
+      physical: row-major array of what lies in memory.
+      format: in which order that is.
+
+    >>> x = FormattedArray(jnp.zeros((2, 32, 32, 3)), MemoryFormat.named("NHWC"))
+    >>> x.shape, x.logical().shape
+    ((2, 3, 32, 32), (2, 3, 32, 32))
+    """
+
+    physical: Array
+    format: MemoryFormat = dataclasses.field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return self.format.logical_shape(self.physical.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of logical dimensions."""
+        return self.format.ndim
+
+    @property
+    def dtype(self) -> Any:
+        """Of the elements."""
+        return self.physical.dtype
+
+    def logical(self) -> Array:
+        """The row-major array with the logical shape."""
+        return self.format.unpack(self.physical)
+
+    __jax_array__ = logical
+
+
 FormatLike = MemoryFormat | Channels | str
 
 
@@ -255,7 +302,7 @@ FormatLike = MemoryFormat | Channels | str
 _Sized = tuple[int, int, int | None]
 
 
-def _of_atoms(ndim: int, atoms: Sequence[_Sized]) -> MemoryFormat:
+def from_atoms(ndim: int, atoms: Sequence[_Sized]) -> MemoryFormat:
     """The format of these atoms in this order, of as few atoms as can be."""
     atoms = [atom for atom in atoms if atom[2] != 1]
     for dim in range(ndim):
@@ -281,7 +328,8 @@ def _of_atoms(ndim: int, atoms: Sequence[_Sized]) -> MemoryFormat:
 
 
 @functools.cache
-def _row_major(ndim: int) -> MemoryFormat:
+def row_major(ndim: int) -> MemoryFormat:
+    """The format of arrays as jax has them."""
     return MemoryFormat.of_permutation(range(ndim))
 
 
@@ -305,7 +353,7 @@ def _named(name: str) -> MemoryFormat:
                 else:
                     if _outermost_first(order):
                         known = MemoryFormat(tuple(map(tuple, blocks)), tuple(order))
-                        return _of_atoms(known.ndim, known._atoms())
+                        return from_atoms(known.ndim, known.atoms())
     raise ValueError(
         "memory format: a name holds N and C (or O and I) and none, W, HW or DHW, "
         f"each once, and blocks such as 16c after them, got {name!r}."
@@ -327,7 +375,7 @@ def resolve(name: str, format: FormatLike, ndim: int) -> MemoryFormat:
                 f"to three spatial ones), got {ndim}."
             )
         if format is Channels.FIRST:
-            return _row_major(ndim)
+            return row_major(ndim)
         return MemoryFormat.of_permutation([0, *range(2, ndim), 1])
     if isinstance(format, str):
         try:
@@ -429,7 +477,7 @@ def stored(x: Array) -> tuple[Array, MemoryFormat]:
         if id(x) in _origins:
             origin = _origins[id(x)][1]
             return origin.physical, origin.format
-        return x, _row_major(x.ndim)
+        return x, row_major(x.ndim)
     format = _format_of_array(x)
     if format.row_major:
         return x, format
@@ -641,7 +689,7 @@ def memory_format(x: ArrayLike) -> MemoryFormat:
 
 def _tag(x: Any) -> MemoryFormat:
     known = _origins.get(id(x))
-    return _row_major(x.ndim) if known is None else known[1].format
+    return row_major(x.ndim) if known is None else known[1].format
 
 
 def is_contiguous(x: ArrayLike, memory_format: FormatLike = channels_first) -> bool:
@@ -662,7 +710,7 @@ def is_contiguous(x: ArrayLike, memory_format: FormatLike = channels_first) -> b
     """
     x = _array("is_contiguous", x)
     if memory_format is channels_first:
-        wanted = _row_major(x.ndim)
+        wanted = row_major(x.ndim)
     else:
         wanted = resolve("is_contiguous", memory_format, x.ndim)
     actual = _tag(x) if isinstance(x, jax.core.Tracer) else _format_of_array(x)

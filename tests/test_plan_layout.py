@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that are laid out once."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_layout as jl
+from nets import make, tiny_resnet
+
+X = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 16, 16)), jnp.float32)
+PARAMS = make(tiny_resnet, X)
+
+
+def loss(p, x):
+    return (tiny_resnet(p, x) ** 2).sum()
+
+
+def step(p, x):
+    """Of gradient descent."""
+    value, g = jax.value_and_grad(loss)(p, x)
+    return jax.tree.map(lambda w, g: w - 1e-3 * g, p, g), value
+
+
+def close(ours, theirs):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        scale = max(float(jnp.abs(y).max()), 1.0)
+        np.testing.assert_allclose(x, y, rtol=0, atol=2e-4 * scale)
+
+
+def permutes(f, *args):
+    """Whole arrays that a function re-orders on each call."""
+    return str(jax.make_jaxpr(f)(*args)).count(" permute[")
+
+
+def test_weights_are_laid_out_once():
+    plan = jl.plan_layout(tiny_resnet, PARAMS, X)
+    weights = [f"[0]['{name}']" for name, w in PARAMS.items() if w.ndim == 4]
+    assert {path for path, f in plan.formats.items() if f.ndim == 4} == {
+        *weights,
+        "[1]",
+    }
+    laid, x = plan.params(PARAMS), plan.params(X, argnum=1)
+    assert laid["c0"].physical.shape == (3, 3, 3, 16)
+    assert laid["c0"].shape == PARAMS["c0"].shape
+    close(plan.jit()(laid, x), jax.jit(tiny_resnet)(PARAMS, X))
+    close(plan.jit()(PARAMS, X), jax.jit(tiny_resnet)(PARAMS, X))
+    close(plan.logical(laid), PARAMS)
+    assert permutes(plan.jit(), laid, x) == 0
+    assert permutes(plan.jit(), PARAMS, X) > 5
+    assert plan.report.planned_bytes == 0 and plan.report.optimized
+    again = plan.params(laid)  # what is laid out stays
+    assert again["c0"] is laid["c0"]
+
+
+def test_training_stays_in_the_plans_formats():
+    plan = jl.plan_layout(step, PARAMS, X)
+    run = plan.jit(donate_argnums=0)
+    p = jax.tree.map(jnp.copy, PARAMS)  # the arrays that stay as they are go
+    laid = plan.params(jax.tree.map(jnp.copy, PARAMS))
+    for _ in range(2):
+        formats = jax.tree.structure(laid)
+        laid, value = run(laid, X)
+        p, expected = jax.jit(step)(p, X)
+        assert jax.tree.structure(laid) == formats
+    close(value, expected)
+    close(plan.logical(laid), p)
+
+
+def test_derivatives_of_a_planned_function():
+    plan = jl.plan_layout(loss, PARAMS, X)
+    laid = plan.params(PARAMS)
+    g = jax.jit(jax.grad(plan.jit()))(laid, X)
+    close(plan.logical(g), jax.jit(jax.grad(loss))(PARAMS, X))
+    moved = jax.tree.map(lambda w, g: w - 0.1 * g, laid, g)
+    assert jax.tree.structure(moved) == jax.tree.structure(laid)
+
+
+def test_a_formatted_array_is_its_logical_array():
+    x = jl.FormattedArray(
+        jl.MemoryFormat.named("NHWC").pack(X), jl.MemoryFormat.named("NHWC")
+    )
+    assert (x.shape, x.ndim, x.dtype) == (X.shape, 4, X.dtype)
+    np.testing.assert_array_equal(jnp.sin(x), jnp.sin(X))
+
+
+def test_plans_are_saved_and_loaded(tmp_path):
+    plan = jl.plan_layout(step, PARAMS, X)
+    plan.save(tmp_path / "plan.json")
+    shapes = jax.eval_shape(lambda: (PARAMS, X))
+    loaded = jl.load_plan(tmp_path / "plan.json", step, *shapes)
+    assert loaded.arguments == plan.arguments and loaded.results == plan.results
+    laid = loaded.params(PARAMS)
+    close(loaded.jit()(laid, X), plan.jit()(laid, X))
+    assert json.loads(plan.to_json())["platform"] == "cpu"
+
+
+def test_a_function_that_gains_nothing_has_a_plan_all_the_same():
+    plan = jl.plan_layout(lambda x, n: x * n, X, 2)
+    assert plan.formats == {}
+    close(plan.jit()(plan.params(X), 2), 2 * X)
+
+
+def test_bad_input():
+    plan = jl.plan_layout(tiny_resnet, PARAMS, X)
+    with pytest.raises(ValueError, match="one of the 2 arguments of the plan, got 2"):
+        plan.params(X, argnum=2)
+    with pytest.raises(ValueError, match="argument 0 must have the structure"):
+        plan.params({"c0": PARAMS["c0"]})
+    with pytest.raises(
+        ValueError, match=r"\[1\] must have shape \(2, 3, 16, 16\), got"
+    ):
+        plan.params(X[:1], argnum=1)
+    with pytest.raises(ValueError, match="this is no plan"):
+        jl.load_plan("{}", tiny_resnet, PARAMS, X)
+    with pytest.raises(ValueError, match="version must be 1, got 9"):
+        jl.load_plan('{"jax_layout plan": 9}', tiny_resnet, PARAMS, X)
+    with pytest.raises(ValueError, match=r"float32\(2, 3, 16, 16\) at '\[1\]', got"):
+        jl.load_plan(plan.to_json(), tiny_resnet, PARAMS, X[:1])
+    with pytest.raises(TypeError, match="policy is 'auto'"):
+        jl.plan_layout(tiny_resnet, PARAMS, X, policy=3)
