@@ -415,7 +415,7 @@ def _in_parts(
 
 def _define(result: str, name: str) -> Any:
     def rule(f: Any) -> Any:
-        return functools.partial(f, result)
+        return functools.update_wrapper(functools.partial(f, result), f)
 
     return define(
         Op(

@@ -20,11 +20,22 @@ from jax.test_util import check_grads
 
 import jax_layout as jl
 from hlo import compiled, kernels
+from jax_layout.convolution import (
+    Convolution,
+    conv_fused_p,
+    conv_input_grad_p,
+    conv_p,
+    conv_weight_grad_p,
+)
 from jax_layout.geam import geam_p
 from jax_layout.gemm import gemm_p
 from jax_layout.index import index_add_p, index_select_p
+from jax_layout.interpolate import _Resampling, resample_p
 from jax_layout.linear import linear_grad_p, linear_p, linear_tangent_p
+from jax_layout.memory_format import MemoryFormat, memory_format_p
 from jax_layout.permute import permute_p
+from jax_layout.scaled_gemm import scaled_gemm_p
+from jax_layout.windows import Window, disjoint_sum_p
 
 # Those of other tests, and of doctests, are not ours to judge.
 OPERATORS = {
@@ -40,14 +51,18 @@ class Example:
 
     Attributes:
       apply: the operator with its parameters, to be called with operands.
-      operands: shapes of float64 operands, or integer arrays as they stand. Even
+      operands: shapes of float64 operands, or other arrays as they stand. Even
         extents are sharded. Large enough for the kernel, if there is one.
       empty: shapes of operands for the same parameters, one extent or more 0.
+      kernel: whether there is one for these dtypes.
+      smooth: whether finite differences tell the derivative.
     """
 
     apply: Callable[..., Any]
     operands: Sequence[Any]
     empty: Sequence[Any]
+    kernel: bool = True
+    smooth: bool = True
 
 
 def index(*rows):
@@ -61,7 +76,94 @@ _PLAIN: dict[str, Any] = {
     "out_sharding": None,
 }
 
+# NHWC, OIHW; kernels are for float32 and smaller, which test_convolution.py has.
+_CONV = Convolution(
+    x_order=(0, 3, 1, 2),
+    w_order=(0, 1, 2, 3),
+    y_order=(0, 3, 1, 2),
+    x_size=(6, 5),
+    w_size=(3, 2),
+    y_size=(3, 5),
+    stride=(2, 1),
+    dilation=(1, 1),
+    pad_low=(1, 0),
+)
+_X, _W, _Y = (2, 6, 5, 4), (6, 4, 3, 2), (2, 3, 5, 6)
+_NO_X, _NO_Y = (0, *_X[1:]), (0, *_Y[1:])
+_FLOAT8 = np.dtype(jnp.float8_e4m3fn)
+
 EXAMPLES = {
+    "conv": [
+        Example(
+            partial(conv_p, conv=_CONV, **_PLAIN), [_X, _W], [_NO_X, _W], kernel=False
+        )
+    ],
+    "conv_input_grad": [
+        Example(
+            partial(conv_input_grad_p, conv=_CONV, **_PLAIN),
+            [_Y, _W],
+            [_NO_Y, _W],
+            kernel=False,
+        )
+    ],
+    "conv_weight_grad": [
+        Example(
+            partial(conv_weight_grad_p, conv=_CONV, **_PLAIN),
+            [_X, _Y],
+            [_NO_X, _NO_Y],
+            kernel=False,
+        )
+    ],
+    "conv_fused": [
+        Example(
+            partial(conv_fused_p, conv=_CONV, relu=relu, **_PLAIN),
+            [_X, _W, (6,)],
+            [_NO_X, _W, (6,)],
+            kernel=False,
+            smooth=not relu,
+        )
+        for relu in (False, True)
+    ],
+    "interpolate": [
+        Example(
+            partial(resample_p, axis=1, map=_Resampling("linear", 5, 8, 5 / 8, False)),
+            [(4, 5, 6)],
+            [(0, 5, 6)],
+        )
+    ],
+    "memory_format": [
+        Example(
+            partial(memory_format_p, format=MemoryFormat.named("NHWC")),
+            [(2, 4, 6, 5)],
+            [(2, 0, 6, 5)],
+        )
+    ],
+    "pool_sum": [
+        Example(
+            partial(disjoint_sum_p, axis=1, window=Window(2, 2, 1, 0, -1, 0, 7, 3)),
+            [(4, 7, 6)],
+            [(0, 7, 6)],
+        )
+    ],
+    "scaled_gemm": [
+        Example(
+            partial(scaled_gemm_p, spec="mk,nk->mn", dtype=np.dtype(np.float32)),
+            [
+                np.arange(-48, 48).reshape(6, 16).astype(_FLOAT8),
+                np.arange(-32, 32).reshape(4, 16).astype(_FLOAT8),
+                np.float32(0.5),
+                np.float32(2),
+            ],
+            [
+                np.zeros((0, 16), _FLOAT8),
+                np.zeros((4, 16), _FLOAT8),
+                np.float32(1),
+                np.float32(1),
+            ],
+            kernel=False,
+            smooth=False,
+        )
+    ],
     "permute": [
         Example(partial(permute_p, axes=(2, 0, 1)), [(16, 24, 32)], [(4, 0, 3)]),
         Example(partial(permute_p, axes=(1, 0)), [(98, 66)], [(0, 3)]),
@@ -148,7 +250,7 @@ def arrays(described: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
     rng = np.random.default_rng(0)
     return [
         jnp.asarray(np.broadcast_to(x, (*lead, *x.shape)))
-        if isinstance(x, np.ndarray)
+        if isinstance(x, np.ndarray | np.generic)
         else jnp.asarray(rng.standard_normal((*lead, *x)))
         for x in described
     ]
@@ -162,7 +264,9 @@ def close(a, b, scale=1e-12):
     for x, y in zip(leaves(a), leaves(b), strict=True):
         assert x.shape == y.shape and x.dtype == y.dtype
         x, y = np.asarray(x), np.asarray(y)
-        np.testing.assert_allclose(x, y, rtol=1e-10, atol=scale * np.sqrt(x.size or 1))
+        # Results in float32 are of 8-bit operands, as integers exact or nearly.
+        rtol = 1e-10 if x.dtype.itemsize > 4 else 1e-6
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=scale * np.sqrt(x.size or 1))
 
 
 def floating(operands):
@@ -184,7 +288,8 @@ def test_it_means_its_lax_function(name, example):
     close(example.apply(*operands), expected, 1e-11)
     hlo = compiled(example.apply, *operands)
     op = OPERATORS[name]
-    assert kernels(hlo) == (op.kernel is not None and "cpu" in op.platforms)
+    has = example.kernel and op.kernel is not None and "cpu" in op.platforms
+    assert kernels(hlo) == has
 
 
 @every
@@ -210,6 +315,8 @@ def test_jit(name, example):
 @every
 def test_gradients(name, example):
     """Against finite differences, in every operand that has a derivative."""
+    if not example.smooth:
+        pytest.skip("no finite differences of what is rounded or has a kink")
     op, operands = OPERATORS[name], arrays(example.operands)
     where = floating(operands)
 
