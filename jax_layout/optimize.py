@@ -5,8 +5,8 @@
 equations once: convolutions anchor channels-last, primitives that do not care follow
 the largest operand that is not row-major, transposes and reshapes only rename what
 lies in memory, and the rest wants row-major operands (layout_rules.py and
-layout_convolution.py). Loops and
-other equations with jaxprs of their own are in layout_control.py.
+layout_convolution.py). Loops and other equations with jaxprs of their own are in
+layout_control.py.
 """
 
 from __future__ import annotations
