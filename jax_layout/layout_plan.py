@@ -18,19 +18,21 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Literal
 
 from jax_layout import _compat
-from jax_layout.layout_rules import (
+from jax_layout.layout_convolution import (
     OWN_CONVOLUTIONS,
     Anchor,
+    convolution_cost,
+    own_convolution_cost,
+)
+from jax_layout.layout_rules import (
     Equation,
     Formats,
     Rule,
     Step,
     barrier,
-    convolution_cost,
     is_array,
     moves,
     nbytes,
-    own_convolution_cost,
 )
 from jax_layout.memory_format import MemoryFormat, convert, row_major
 

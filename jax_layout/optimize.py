@@ -4,8 +4,9 @@
 `optimize_layout` traces a function to a jaxpr. Planning (layout_plan.py) walks the
 equations once: convolutions anchor channels-last, primitives that do not care follow
 the largest operand that is not row-major, transposes and reshapes only rename what
-lies in memory, and the rest wants row-major operands (layout_rules.py). Loops and
-other equations with jaxprs of their own are in layout_control.py.
+lies in memory, and the rest wants row-major operands (layout_rules.py and
+layout_convolution.py). Loops and other equations with jaxprs of their own are in
+layout_control.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ from jax import Array
 
 from jax_layout import _compat
 from jax_layout.layout_control import CONTROL
+from jax_layout.layout_convolution import (
+    OWN_CONVOLUTIONS,
+    Anchor,
+    convolution,
+    own_convolution,
+)
 from jax_layout.layout_plan import (
     Equation,
     NestedRule,
@@ -32,16 +39,7 @@ from jax_layout.layout_plan import (
     original_bytes,
     unsupported,
 )
-from jax_layout.layout_rules import (
-    OWN_CONVOLUTIONS,
-    RULES,
-    Anchor,
-    Formats,
-    Step,
-    convolution,
-    dot_general,
-    own_convolution,
-)
+from jax_layout.layout_rules import RULES, Formats, Step, dot_general
 from jax_layout.memory_format import (
     Channels,
     FormattedArray,

@@ -367,7 +367,7 @@ def test_dtypes_pass(dtype):
     w = normal(4, 3, 3, 3)
 
     def f(x):
-        y = conv(x.astype(jnp.float32), w)
+        y = conv(x.real.astype(jnp.float32), w)
         z = lax.rev(x, (1,)).transpose(0, 2, 3, 1).astype(dtype)
         return y, jnp.concatenate([z, z], 3)
 
