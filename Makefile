@@ -12,7 +12,7 @@ BENCH ?= --set ml --json benchmarks/results/latest.json --plot benchmarks/result
 .PHONY: test custom-op demo bench lint cuda clean
 
 test: $(VENV)/with-test,bench
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # A package that adds an operator: installed beside ours, and tested there.
 custom-op: $(VENV)/with-test

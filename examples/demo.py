@@ -3,7 +3,7 @@
 
 import sys
 
-from examples import digits, permutes
+from examples import digits, images, permutes
 
 if __name__ == "__main__":
-    sys.exit(permutes.main([]) or digits.main())
+    sys.exit(permutes.main([]) or images.main([]) or digits.main())

@@ -133,7 +133,8 @@ class Convolution:
         return shapes | {result: tuple(shape)}
 
 
-_CPU_DTYPES = ("float32", "bfloat16", "float16", "int8")
+_CPU_DTYPES = ("float32", "bfloat16", "float16", "int8")  # of the operands
+_RESULTS = ("float32", "bfloat16", "float16", "int32")
 
 # A pass by its result: what it is called, and what it reads.
 _NAMES = {"y": "forward", "x": "input_grad", "w": "weight_grad"}
@@ -426,6 +427,8 @@ def _define(result: str, name: str) -> Any:
             batch=rule(_batch),
             sharding=rule(_sharding),
             in_parts=rule(_in_parts),
+            platforms=("cpu",),
+            dtypes=_RESULTS,
         )
     )
 
@@ -527,5 +530,7 @@ conv_fused_p = define(
         batch=_fused_batch,
         sharding=functools.partial(_sharding, "y"),
         in_parts=_fused_in_parts,
+        platforms=("cpu",),
+        dtypes=_RESULTS,
     )
 )

@@ -57,7 +57,7 @@ class Conv(eqx.nn.Conv):
     """`equinox.nn.Conv` on the kernels of this package.
 
     >>> layer = Conv(2, 3, 8, kernel_size=3, key=jax.random.key(0))
-    >>> jax.vmap(layer)(jax.numpy.ones((4, 3, 10, 10), "float32")).shape
+    >>> jax.vmap(layer)(jax.numpy.ones((4, 3, 10, 10))).shape
     (4, 8, 8, 8)
     """
 

@@ -118,6 +118,8 @@ def _taps(
     """
     j = np.arange(out)
     if mode.startswith("nearest"):
+        if mode == "nearest" and out in (n, 2 * n):
+            return (j // (out // n))[None], None  # as in PyTorch, whatever the step
         # In float32, as in PyTorch: it decides where the product is a whole number.
         half = np.float32(0.5 if mode == "nearest-exact" else 0)
         place = np.floor((j.astype(np.float32) + half) * np.float32(step))

@@ -335,7 +335,8 @@ def arrays(name: str, **given: Any) -> list[Array]:
             raise TypeError(
                 f"{name}: {argument} must be an array, got {type(x).__name__}."
             )
-    return [jnp.asarray(x) for x in given.values()]
+    # A traced array as it is: only it remembers its memory format.
+    return [x if isinstance(x, Array) else jnp.asarray(x) for x in given.values()]
 
 
 Named = tuple[str, Any]

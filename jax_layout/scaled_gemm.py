@@ -112,5 +112,6 @@ scaled_gemm_p = define(
         batch=_batch,
         sharding=_sharding,
         in_parts=_in_parts,
+        platforms=("cuda",),
     )
 )

@@ -35,7 +35,7 @@ from jax_layout.linear import linear_grad_p, linear_p, linear_tangent_p
 from jax_layout.memory_format import MemoryFormat, memory_format_p
 from jax_layout.permute import permute_p
 from jax_layout.scaled_gemm import scaled_gemm_p
-from jax_layout.windows import Window, disjoint_sum_p
+from jax_layout.windows import Window, disjoint_sum_p, pick_p, spread_p
 
 # Those of other tests, and of doctests, are not ours to judge.
 OPERATORS = {
@@ -90,6 +90,8 @@ _CONV = Convolution(
 )
 _X, _W, _Y = (2, 6, 5, 4), (6, 4, 3, 2), (2, 3, 5, 6)
 _NO_X, _NO_Y = (0, *_X[1:]), (0, *_Y[1:])
+_WINDOW = Window(3, 2, 1, 1, 1, 1, 7, 4)
+_CHOSEN = (1 + np.arange(4 * 4 * 6) % 2).astype(np.uint8).reshape(4, 4, 6)
 _FLOAT8 = np.dtype(jnp.float8_e4m3fn)
 
 EXAMPLES = {
@@ -143,6 +145,20 @@ EXAMPLES = {
             partial(disjoint_sum_p, axis=1, window=Window(2, 2, 1, 0, -1, 0, 7, 3)),
             [(4, 7, 6)],
             [(0, 7, 6)],
+        )
+    ],
+    "pool_pick": [
+        Example(
+            partial(pick_p, axis=1, window=_WINDOW),
+            [(4, 7, 6), _CHOSEN],
+            [(0, 7, 6), _CHOSEN[:0]],
+        )
+    ],
+    "pool_spread": [
+        Example(
+            partial(spread_p, axis=1, window=_WINDOW),
+            [(4, 4, 6), _CHOSEN],
+            [(0, 4, 6), _CHOSEN[:0]],
         )
     ],
     "scaled_gemm": [
