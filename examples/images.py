@@ -118,7 +118,7 @@ def filter_bank(png: Path | None) -> bool:
         )
     Console().print(table)
     if png is not None:
-        _save(png, np.asarray(results["NCHW"][0]))
+        _save(png, np.array(results["NCHW"][0]))
         print(f"wrote {png}: the photograph blurred, and its derivatives")
     return all(right.values())
 
@@ -138,7 +138,7 @@ def initial(key: jax.Array) -> Params:
         "first": he(1, 0)(keys[0], (32, 9), jnp.float32).reshape(32, 1, 3, 3),
         "depthwise": he(1, 0)(keys[1], (32, 9), jnp.float32).reshape(32, 1, 3, 3),
         "pointwise": he(1, 0)(keys[2], (64, 32), jnp.float32)[..., None, None],
-        "head": he(1, 0)(keys[3], (10, 64), jnp.float32),
+        "head": he(1, 0)(keys[3], (10, 64 * 4 * 4), jnp.float32),
         "bias": jnp.zeros(10),
     }
 
@@ -148,7 +148,7 @@ def logits(params: Params, x: jax.Array, conv: Convolution) -> jax.Array:
     x = jl.relu(conv(x, params["depthwise"], padding=1, groups=32))
     x = jl.max_pool(x, 2)
     x = jl.relu(conv(x, params["pointwise"]))
-    return jl.linear(x.mean((2, 3)), params["head"], params["bias"])
+    return jl.linear(x.reshape(len(x), -1), params["head"], params["bias"])
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
