@@ -515,7 +515,7 @@ def cases(draw):
     )
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=120, deadline=None)
 @hypothesis.given(case=cases())
 def test_any(library, case):
     for isa in ISAS[: library.BestIsa() + 1]:
