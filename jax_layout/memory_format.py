@@ -445,23 +445,16 @@ def _cuts(blocks: Sequence[int]) -> set[int]:
     return {math.prod(blocks[i:]) for i in range(len(blocks) + 1)}
 
 
-class _Stored:
-    """What a traced value was made from."""
-
-    def __init__(self, physical: Array, format: MemoryFormat):
-        self.physical = physical
-        self.format = format
-
-
-# By id of the traced value, which cannot be hashed; gone when it is.
-_origins: dict[int, tuple[weakref.ref[Any], _Stored]] = {}
+# What traced values were made from, by id, as they cannot be hashed; gone when they
+# are.
+_origins: dict[int, tuple[weakref.ref[Any], Array, MemoryFormat]] = {}
 
 
 def _remember(x: Any, physical: Array, format: MemoryFormat) -> None:
     key = id(x)
     origins = _origins  # the global is gone when the interpreter ends
     reference = weakref.ref(x, lambda _: origins.pop(key, None))
-    _origins[key] = reference, _Stored(physical, format)
+    _origins[key] = reference, physical, format
 
 
 def stored(x: Array) -> tuple[Array, MemoryFormat]:
@@ -474,10 +467,8 @@ def stored(x: Array) -> tuple[Array, MemoryFormat]:
       the row-major array of what lies in memory, and the format it is in.
     """
     if isinstance(x, jax.core.Tracer):
-        if id(x) in _origins:
-            origin = _origins[id(x)][1]
-            return origin.physical, origin.format
-        return x, row_major(x.ndim)
+        _, physical, format = _origins.get(id(x), (None, x, row_major(x.ndim)))
+        return physical, format
     format = _format_of_array(x)
     if format.row_major:
         return x, format
@@ -683,13 +674,13 @@ def memory_format(x: ArrayLike) -> MemoryFormat:
     >>> memory_format(jnp.zeros((8, 3, 32, 32)))
     MemoryFormat(NCHW)
     """
-    x = _array("memory_format", x)
-    return _tag(x) if isinstance(x, jax.core.Tracer) else _format_of_array(x)
+    return _current(_array("memory_format", x))
 
 
-def _tag(x: Any) -> MemoryFormat:
-    known = _origins.get(id(x))
-    return row_major(x.ndim) if known is None else known[1].format
+def _current(x: Array) -> MemoryFormat:
+    if isinstance(x, jax.core.Tracer):
+        return stored(x)[1]
+    return _format_of_array(x)
 
 
 def is_contiguous(x: ArrayLike, memory_format: FormatLike = channels_first) -> bool:
@@ -713,8 +704,7 @@ def is_contiguous(x: ArrayLike, memory_format: FormatLike = channels_first) -> b
         wanted = row_major(x.ndim)
     else:
         wanted = resolve("is_contiguous", memory_format, x.ndim)
-    actual = _tag(x) if isinstance(x, jax.core.Tracer) else _format_of_array(x)
-    return wanted.without_units(x.shape) == actual.without_units(x.shape)
+    return wanted.without_units(x.shape) == _current(x).without_units(x.shape)
 
 
 Preserve = Literal["preserve"]
@@ -778,7 +768,7 @@ def _like(
 ) -> Array:
     x = _array(name, x)
     if isinstance(format, str) and format == preserve:
-        wanted = _tag(x) if isinstance(x, jax.core.Tracer) else _format_of_array(x)
+        wanted = _current(x)
     else:
         wanted = resolve(name, format, x.ndim)
     y = jnp.full_like(x, value, dtype=dtype)
