@@ -2,36 +2,13 @@
 //
 // The depthwise convolutions as C functions, for tests without JAX.
 #include <algorithm>
-#include <functional>
 #include <iterator>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "cpu/conv_depthwise.h"
-
-namespace {
+#include "tests/threads.h"
 
 using namespace jax_layout;
-
-// Starts a thread per task.
-class Threads final : public Executor {
- public:
-  explicit Threads(int num_threads) : num_threads_(num_threads) {}
-  ~Threads() override {
-    for (std::thread& thread : threads_) thread.join();
-  }
-  int num_threads() const override { return num_threads_; }
-  void Schedule(std::function<void()> task) const override {
-    threads_.emplace_back(std::move(task));
-  }
-
- private:
-  int num_threads_;
-  mutable std::vector<std::thread> threads_;
-};
-
-}  // namespace
 
 extern "C" {
 

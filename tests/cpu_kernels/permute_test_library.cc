@@ -1,39 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The CPU permute as a C function, for tests without JAX.
-#include <functional>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "core/permute_plan.h"
 #include "cpu/permute.h"
-
-namespace {
-
-using jax_layout::Executor;
-
-// Starts a thread per task, or runs tasks inline.
-class Threads final : public Executor {
- public:
-  Threads(int num_threads, bool run_inline)
-      : num_threads_(num_threads), run_inline_(run_inline) {}
-  ~Threads() override {
-    for (std::thread& thread : threads_) thread.join();
-  }
-  int num_threads() const override { return num_threads_; }
-  void Schedule(std::function<void()> task) const override {
-    if (run_inline_) return task();
-    threads_.emplace_back(std::move(task));
-  }
-
- private:
-  int num_threads_;
-  bool run_inline_;
-  mutable std::vector<std::thread> threads_;
-};
-
-}  // namespace
+#include "tests/threads.h"
 
 extern "C" {
 
@@ -52,7 +22,7 @@ int Permute(int rank, const int64_t* shape, const int64_t* axes,
   const jax_layout::PermuteKernel kernel =
       jax_layout::ChoosePermuteKernel(plan, static_cast<jax_layout::Isa>(isa));
   if (plan.size == 0) return 0;
-  const Threads threads(num_threads, run_inline != 0);
+  const jax_layout::Threads threads(num_threads, run_inline != 0);
   return jax_layout::Permute(kernel, x, y, threads).ok() ? 0 : 1;
 }
 

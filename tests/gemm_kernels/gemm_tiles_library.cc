@@ -3,37 +3,14 @@
 // The hand-written CPU GEMMs as a C function, for tests without JAX.
 #include <immintrin.h>
 
-#include <functional>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "core/gemm_problem.h"
 #include "cpu/gemm_amx.h"
 #include "cpu/gemm_matvec.h"
-
-namespace {
+#include "tests/threads.h"
 
 using namespace jax_layout;
-
-// Starts a thread per task.
-class Threads final : public Executor {
- public:
-  explicit Threads(int num_threads) : num_threads_(num_threads) {}
-  ~Threads() override {
-    for (std::thread& thread : threads_) thread.join();
-  }
-  int num_threads() const override { return num_threads_; }
-  void Schedule(std::function<void()> task) const override {
-    threads_.emplace_back(std::move(task));
-  }
-
- private:
-  int num_threads_;
-  mutable std::vector<std::thread> threads_;
-};
-
-}  // namespace
 
 extern "C" {
 
