@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plots what benchmarks/results holds, for performance.md: python -m docs.plots."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from benchmarks.results import CaseResult, Report, geometric_mean
+from docs.themes import FOLDER, Theme, save
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+MARKERS = "osD^vP"
+PLAIN = "jnp", "lax", "jax"  # what plain JAX is called, by benchmark
+# Families of a series share its colour and marker from plot to plot.
+SERIES = ("ours", "torch", "torch last", "numpy", "onednn", "jnp onednn")
+LABELS = {"ours": "jax_layout", "torch last": "torch, channels last"}
+SHORT = {
+    "float32": "f32",
+    "float64": "f64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "complex64": "c64",
+    "complex128": "c128",
+    "int8": "s8",
+    "uint8": "u8",
+}
+
+
+def speed(case: CaseResult, family: str, warm: bool) -> float | None:
+    """How many times as fast as plain JAX, with the same kind of output."""
+    sample = case.sample(family, warm)
+    plain = next(filter(None, (case.sample(name, warm) for name in PLAIN)), None)
+    return plain.median / sample.median if sample and plain else None
+
+
+def name(case: CaseResult) -> str:
+    dtype = case.config.get("dtype", "")
+    axes = case.config.get("axes", "").replace(",", "")
+    parts = case.name, f"({axes})" if axes else "", SHORT.get(dtype, dtype)
+    return "  ".join(filter(None, parts))
+
+
+def dots(
+    report: Report, wanted: Callable[[CaseResult], bool] = lambda case: True
+) -> Callable[[Theme], Figure]:
+    """A row per case, a panel for each kind of output, a dot per contender."""
+    cases = [case for case in report.cases if wanted(case)]
+    panels = [
+        (warm, title)
+        for warm, title in ((False, "new memory"), (True, "existing memory"))
+        if any(speed(case, "ours", warm) for case in cases)
+    ]
+
+    def draw(theme: Theme) -> Figure:
+        height = 1.25 + 0.235 * len(cases)
+        figure = Figure(figsize=(9.6, height))
+        parts = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for part, (warm, title) in zip(parts, panels, strict=True):
+            panel(part, theme, cases, warm)
+            if len(panels) > 1:
+                part.set_title(f"output in {title}", size=9, loc="left")
+        parts[0].set_yticks(range(len(cases)), [name(case) for case in cases], size=8)
+        parts[0].set_ylim(len(cases) - 0.4, -0.6)
+        handles = {
+            label: handle
+            for part in parts
+            for handle, label in zip(*part.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(
+            handles.values(),
+            handles.keys(),
+            loc="upper left",
+            bbox_to_anchor=(0.0, 1.0),
+            ncols=len(handles),
+            fontsize=9,
+            frameon=False,
+            columnspacing=1.2,
+            handletextpad=0.2,
+        )
+        figure.text(
+            0.995,
+            0.08 / height,
+            machine(report),
+            size=7.5,
+            ha="right",
+            color=theme.muted,
+        )
+        figure.tight_layout(rect=(0, 0.2 / height, 1, 1 - 0.3 / height))
+        return figure
+
+    return draw
+
+
+def panel(part: Axes, theme: Theme, cases: list[CaseResult], warm: bool) -> None:
+    found = {
+        family: [
+            (row, at)
+            for row, case in enumerate(cases)
+            if (at := speed(case, family, warm))
+        ]
+        for family in SERIES
+    }
+    # One series, a setting that few need, is cut off where it would squeeze the rest.
+    shown = [at for family in SERIES[:-1] for _, at in found[family]]
+    low, high = min(0.8, *shown) / 1.15, max(1.3, *shown) * 1.15
+    part.hlines(
+        [row for row, _ in found["ours"]],
+        1,
+        [at for _, at in found["ours"]],
+        color=theme.series[0],
+        linewidth=1.6,
+        alpha=0.45,
+        zorder=2,
+    )
+    for i, family in enumerate(SERIES):
+        dots = [(row, at) for row, at in found[family] if at >= low]
+        if dots:
+            rows, speeds = zip(*dots, strict=True)
+            part.scatter(
+                speeds,
+                rows,
+                s=22 if i else 50,
+                marker=MARKERS[i],
+                color=theme.series[i],
+                linewidths=0,
+                label=LABELS.get(family, family),
+                zorder=3 if i == 0 else 4,
+            )
+        for row, at in found[family]:
+            if at < low:
+                text = f"\N{LEFTWARDS ARROW} {at:.2g}"
+                part.text(low, row, text, size=7, va="center", color=theme.series[i])
+    part.set_xscale("log")
+    part.set_xlim(low, high)
+    part.axvline(1, color=theme.muted, linewidth=1, zorder=1)
+    ticks = LogLocator(subs=(1, 2, 5) if high < 100 else (1,), numticks=20)
+    part.xaxis.set_major_locator(ticks)
+    part.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    part.xaxis.set_minor_formatter(NullFormatter())
+    part.set_xlabel("times as fast as plain JAX  (log scale)", size=8.5)
+    part.tick_params(labelsize=8, length=0, which="both")
+    part.grid(color=theme.grid, linewidth=0.7, zorder=0)
+    part.set_axisbelow(True)
+    for side in part.spines.values():
+        side.set_visible(False)
+
+
+def machine(report: Report) -> str:
+    data = report.machine
+    device = data["gpu"] or f"{data['cores']} cores of {data['cpu']}"
+    versions = data["versions"]
+    torch = f", torch {versions['torch']}" if versions["torch"] else ""
+    return f"{device}, jax {versions['jax']}{torch}, {data['date'][:10]}"
+
+
+def figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def summary(reports: Iterable[tuple[str, Report]]) -> str:
+    """A table: geometric mean and range of each file, to plain JAX and to torch."""
+    lines = [
+        "| results | cases | to plain JAX | least | most | to torch | least | most |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for file, report in reports:
+        for warm in (False, True):
+            cells = []
+            for families in (PLAIN, ("torch",)):
+                ratios = [
+                    ratio
+                    for case in report.cases
+                    for family in families
+                    if (ratio := case.speedup(family, warm))
+                ]
+                mean = geometric_mean(ratios)
+                cells += [mean, min(ratios, default=None), max(ratios, default=None)]
+            if cells[0]:
+                count = sum(bool(case.sample("ours", warm)) for case in report.cases)
+                kinds = any(case.sample("ours", True) for case in report.cases)
+                memory = ", existing memory" if warm else ", new memory"
+                row = f"`{file}`{memory if kinds else ''}"
+                shown = " | ".join(figure(cell) for cell in cells)
+                lines.append(f"| {row} | {count} | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def machines(reports: Iterable[tuple[str, Report]]) -> str:
+    """A table: where and when each file was measured."""
+    lines = ["| results | measured on | commit |", "|---|---|---|"]
+    for file, report in reports:
+        commit = report.machine["commit"].split("-")[0]
+        lines.append(f"| `{file}` | {machine(report)} | {commit} |")
+    sets = sorted({s for _, r in reports for s in r.machine["instruction_sets"]})
+    gpus = sorted({r.machine["gpu"] for _, r in reports if r.machine["gpu"]})
+    ran = (
+        f"Measured on GPUs: {', '.join(gpus)}."
+        if gpus
+        else "**Nothing here was measured on a GPU.**"
+    )
+    return "\n".join(lines) + f"\n\nInstruction sets: {', '.join(sets)}. {ran}\n"
+
+
+def main() -> None:
+    reports = [
+        (path.stem, Report.load(path)) for path in sorted(RESULTS.glob("*.json"))
+    ]
+    reports = [(file, report) for file, report in reports if file != "latest"]
+    of = dict(reports)
+    save("permute", dots(of["permute-ml-xeon-2c"]))
+    gemm = of["gemm-xeon-2c"]
+    save("gemm-square", dots(gemm, lambda case: case.group == "square"))
+    save("gemm-other", dots(gemm, lambda case: case.group in ("skinny", "attention")))
+    save("linear", dots(of["linear-xeon-2c"]))
+    save("conv", dots(of["conv-xeon-2c"]))
+    save("layout", dots(of["layout-xeon-2c"]))
+    (FOLDER / "summary.md").write_text(summary(reports))
+    (FOLDER / "machines.md").write_text(machines(reports))
+
+
+if __name__ == "__main__":
+    main()
