@@ -173,7 +173,7 @@ EXTENTS = {"m": 4, "n": 2, "k": 3}
 
 def products(theme: Theme) -> Figure:
     """The three products of a linear layer, and the calls that they become."""
-    figure, axes = canvas(25, 20.2)
+    figure, axes = canvas(25, 20.6)
     lefts = 0.4, 6.6, 12.8
     for panel, (title, spec, names) in enumerate(PRODUCTS):
         top = 0.3 + 6.8 * panel
@@ -206,7 +206,14 @@ def products(theme: Theme) -> Figure:
                 used,
                 size=9,
             )
-        axes.text(lefts[1] - 1.7, top + 3.6, "@", size=12, ha="center", va="center")
+        axes.text(
+            lefts[1] - 1.7,
+            top + 3.6,
+            "\N{MULTIPLICATION SIGN}",
+            size=14,
+            ha="center",
+            va="center",
+        )
         axes.text(lefts[2] - 1.7, top + 3.6, "=", size=14, ha="center", va="center")
         moved = "nothing" if not plan.permuted else ", ".join(plan.permuted)
         lines = (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plots what benchmarks/results holds, for performance.md: python -m docs.plots."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -27,6 +27,26 @@ SHORT = {
     "int8": "s8",
     "uint8": "u8",
 }
+
+HEADLINES = (
+    ("convolutions in a `scan`, NCHW", "conv-xeon-2c", "scan 4x64x28^2", "float32"),
+    ("ResNet-18, NCHW, batch 1", "conv-xeon-2c", "ResNet-18, batch 1", "float32"),
+    ("bfloat16 product, 2048 square, `x @ w.T`", "gemm-xeon-2c", "2048 NT", "bfloat16"),
+    ("float32 product, 2048 square, `x @ w.T`", "gemm-xeon-2c", "2048 NT", "float32"),
+    ("bfloat16 attention, both einsums", "gemm-xeon-2c", "both", "bfloat16"),
+    (
+        "bfloat16 linear layer with GELU",
+        "linear-xeon-2c",
+        "2048x1024->4096, gelu",
+        "bfloat16",
+    ),
+    (
+        "permute of a float32 matrix, 8192 by 4096",
+        "permute-ml-xeon-2c",
+        "matrix 8192x4096",
+        "float32",
+    ),
+)
 
 
 def speed(case: CaseResult, family: str, warm: bool) -> float | None:
@@ -190,7 +210,23 @@ def summary(reports: Iterable[tuple[str, Report]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def machines(reports: Iterable[tuple[str, Report]]) -> str:
+def headlines(reports: dict[str, Report]) -> str:
+    """A table of a few cases, for the first page."""
+    lines = ["| | to plain JAX | to torch |", "|---|--:|--:|"]
+    for title, file, case_name, dtype in HEADLINES:
+        (case,) = (
+            case
+            for case in reports[file].cases
+            if (case.name, case.config.get("dtype")) == (case_name, dtype)
+        )
+        torch = case.speedup("torch", False)
+        lines.append(
+            f"| {title} | {figure(speed(case, 'ours', False))} | {figure(torch)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def machines(reports: Sequence[tuple[str, Report]]) -> str:
     """A table: where and when each file was measured."""
     lines = ["| results | measured on | commit |", "|---|---|---|"]
     for file, report in reports:
@@ -219,6 +255,7 @@ def main() -> None:
     save("linear", dots(of["linear-xeon-2c"]))
     save("conv", dots(of["conv-xeon-2c"]))
     save("layout", dots(of["layout-xeon-2c"]))
+    (FOLDER / "headlines.md").write_text(headlines(of))
     (FOLDER / "summary.md").write_text(summary(reports))
     (FOLDER / "machines.md").write_text(machines(reports))
 

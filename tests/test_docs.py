@@ -1,22 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python blocks of the pages run as they stand."""
+"""The Python blocks of the pages run as they stand, and print what the pages say."""
 
+import doctest
 import re
 from pathlib import Path
 
 import pytest
 
+import jax_layout as jl
+
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCKS = [
-    pytest.param(block, id=f"{page.name}-{i}")
-    for page in PAGES
-    for i, block in enumerate(
-        re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
-    )
-]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+# A block, and the output that may follow it; ... stands for anything.
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.S | re.M)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_block_runs(block, capsys):
-    exec(compile(block, "<page>", "exec"), {})
+def run(page, capsys):
+    """Runs a page's blocks one after the other, and returns what they define."""
+    text = page.read_text()
+    defined = {"__name__": "page"}
+    for block in BLOCK.finditer(text):
+        before = text.count("\n", 0, block.start(1))  # tracebacks name the page's line
+        code, expected = block.groups()
+        exec(compile("\n" * before + code, str(page), "exec"), defined)
+        printed = capsys.readouterr().out
+        if expected is not None:
+            matches = doctest.OutputChecker().check_output(
+                expected, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            )
+            assert matches, f"{page.name}: says\n{expected}\nprinted\n{printed}"
+    return defined
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_run(page, capsys):
+    run(page, capsys)
+
+
+def test_every_public_name_is_in_the_reference():
+    page = (DOCS / "api.md").read_text()
+    entries = set(re.findall(r"^::: jax_layout\.\w+\.(\w+)$", page, re.M))
+    mentioned = set(re.findall(r"`jl\.(\w+)`", page))
+    assert set(jl.__all__) <= entries | mentioned
