@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plots what benchmarks/results holds, for performance.md: python -m docs.plots."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -226,20 +226,26 @@ def headlines(reports: dict[str, Report]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def machines(reports: Sequence[tuple[str, Report]]) -> str:
-    """A table: where and when each file was measured."""
-    lines = ["| results | measured on | commit |", "|---|---|---|"]
+def machines(reports: Iterable[tuple[str, Report]]) -> str:
+    """A list of the machines, each with the files measured on it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    gpus = set()
     for file, report in reports:
-        commit = report.machine["commit"].split("-")[0]
-        lines.append(f"| `{file}` | {machine(report)} | {commit} |")
-    sets = sorted({s for _, r in reports for s in r.machine["instruction_sets"]})
-    gpus = sorted({r.machine["gpu"] for _, r in reports if r.machine["gpu"]})
+        sets = ", ".join(report.machine["instruction_sets"])
+        commit = report.machine["commit"].removesuffix("-dirty")
+        files = found.setdefault((machine(report), sets), [])
+        files.append(f"`{file}` at commit {commit}")
+        gpus |= {report.machine["gpu"]} - {None}
+    lines = [
+        f"- {text} ({sets}): {', '.join(files)}"
+        for (text, sets), files in found.items()
+    ]
     ran = (
-        f"Measured on GPUs: {', '.join(gpus)}."
+        f"On GPUs: {', '.join(sorted(gpus))}."
         if gpus
-        else "**Nothing here was measured on a GPU.**"
+        else "**Nothing was measured on a GPU.**"
     )
-    return "\n".join(lines) + f"\n\nInstruction sets: {', '.join(sets)}. {ran}\n"
+    return "\n".join(lines) + f"\n\n{ran}\n"
 
 
 def main() -> None:

@@ -5,6 +5,9 @@ import doctest
 import re
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jax_layout as jl
@@ -33,6 +36,13 @@ def run(page, capsys):
     return defined
 
 
+@pytest.fixture(autouse=True)
+def defaults():
+    """Jax as a reader has it; the other tests have 64-bit types."""
+    with jax.enable_x64(False):
+        yield
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_blocks_run(page, capsys):
     run(page, capsys)
@@ -43,3 +53,22 @@ def test_every_public_name_is_in_the_reference():
     entries = set(re.findall(r"^::: jax_layout\.\w+\.(\w+)$", page, re.M))
     mentioned = set(re.findall(r"`jl\.(\w+)`", page))
     assert set(jl.__all__) <= entries | mentioned
+
+
+# A row of the PyTorch guide: two calls, then words.
+ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \|", re.M)
+
+
+def test_rows_of_the_pytorch_guide_agree(capsys):
+    page = DOCS / "from_pytorch.md"
+    defined = run(page, capsys)
+    rows = ROW.findall(page.read_text())
+    assert len(rows) > 40
+    given = {name: jnp.asarray(array) for name, array in defined["arrays"].items()}
+    ours = [np.asarray(eval(call, defined | given)) for _, call in rows]
+    torch = pytest.importorskip("torch")
+    tensors = {name: torch.tensor(array) for name, array in defined["arrays"].items()}
+    names = {"torch": torch, "F": torch.nn.functional} | tensors
+    for (call, _), y in zip(rows, ours, strict=True):
+        wanted = np.asarray(eval(call, names))
+        np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5, err_msg=call)
