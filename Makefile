@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# make test, make custom-op, make demo, make bench, make lint: each in a virtual
+# make test, make custom-op, make demo, make bench, make lint, make docs: each in a virtual
 # environment of its own making. make cuda adds the CUDA kernels to it; that needs nvcc, but no GPU.
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/* core/* cpu/*)
 BENCH ?= --set ml --json benchmarks/results/latest.json --plot benchmarks/results/latest.png
 
-.PHONY: test custom-op demo bench lint cuda clean
+.PHONY: test custom-op demo bench lint docs cuda clean
 
 test: $(VENV)/with-test,bench
 	$(BIN)/python -m pytest -n auto --dist loadfile
@@ -31,11 +31,19 @@ lint: $(VENV)/with-lint,test,bench,demo
 	$(BIN)/mypy
 	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 
+# The site, in site/; its figures, plots and tables are made first, its notebook runs.
+docs: $(VENV)/with-docs
+	$(BIN)/python -m docs.figures
+	$(BIN)/python -m docs.plots
+	$(BIN)/python -m nbconvert --log-level WARN --execute --to markdown \
+	  --output-dir docs docs/tour.ipynb
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
 cuda: | $(BIN)/python
 	$(BIN)/python -m pip install -e '.[cuda13]' -C cmake.define.JAX_LAYOUT_CUDA=ON
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist docs/generated docs/tour.md site *.egg-info
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -4,6 +4,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -40,16 +41,20 @@ THEMES = (
         "#26323d",
         "#66727f",
         "#e1e5ea",
-        "#f6b3b3 #b5e0b4 #b0ccf4 #f9dc9c #d8c3ee #a9dfe0 #f6c59f #d3d8de".split(),  # type: ignore[arg-type]
-        "#d1495b #2f6fb0 #d99a1c #1d8a86 #7d55b0 #7f8790".split(),  # type: ignore[arg-type]
+        tuple(
+            "#f6b3b3 #b5e0b4 #b0ccf4 #f9dc9c #d8c3ee #a9dfe0 #f6c59f #d3d8de".split()
+        ),
+        tuple("#d1495b #2f6fb0 #d99a1c #1d8a86 #7d55b0 #7f8790".split()),
     ),
     Theme(
         "dark",
         "#e6e9ef",
         "#9aa4b4",
         "#3a4150",
-        "#8c3f47 #3b6f44 #3a5b90 #84692c #654a87 #2c6e72 #8a5630 #545c69".split(),  # type: ignore[arg-type]
-        "#ff7b88 #74b4f0 #f2c063 #57c9c2 #bd9cea #a3acb8".split(),  # type: ignore[arg-type]
+        tuple(
+            "#8c3f47 #3b6f44 #3a5b90 #84692c #654a87 #2c6e72 #8a5630 #545c69".split()
+        ),
+        tuple("#ff7b88 #74b4f0 #f2c063 #57c9c2 #bd9cea #a3acb8".split()),
     ),
 )
 
@@ -58,7 +63,7 @@ def save(name: str, draw: Callable[[Theme], Figure]) -> None:
     """Writes `generated/name-light.svg` and `generated/name-dark.svg`."""
     FOLDER.mkdir(exist_ok=True)
     for theme in THEMES:
-        colors = {
+        colors: dict[Any, Any] = {
             "text.color": theme.text,
             "axes.labelcolor": theme.text,
             "axes.edgecolor": theme.grid,

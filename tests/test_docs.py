@@ -14,7 +14,8 @@ import jax_layout as jl
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+# The tour is made of a notebook, which runs where the site is built.
+PAGES = [ROOT / "README.md", *sorted({*DOCS.glob("*.md")} - {DOCS / "tour.md"})]
 # A block, and the output that may follow it; ... stands for anything.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.S | re.M)
 
