@@ -22,6 +22,7 @@ What each operator's record says (`jl.operators()`). This page is written by
   is linear in each operand, and forward mode follows.
 - **batching**: whether `vmap` has a rule of its own, or goes operator by operator.
 - **sharding**: whether kernels run per device of a mesh, or the fallback does.
+- **fallback**: the function, in its module of `jax_layout`.
 
 """
 COLUMNS = "name", "kernels", "dtypes", "derivative", "batching", "sharding", "fallback"
@@ -43,7 +44,8 @@ def row(op: jl.Op) -> Iterator[str]:
     composed = op.batch is not None and op.batch.__module__ == jl.Op.__module__
     yield "by parts" if composed else "own rule" if op.batch else "none"
     yield ("in parts" if op.in_parts else "own rule") if op.sharding else "fallback"
-    yield f"`{op.lax.__module__}.{op.lax.__qualname__}`"
+    module = op.lax.__module__.removeprefix("jax_layout.")
+    yield f"`{module}.{op.lax.__qualname__}`"
 
 
 if __name__ == "__main__":
