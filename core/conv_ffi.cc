@@ -21,6 +21,9 @@
 //   stride, dilation, pad_low, pad_high  int64[], per spatial axis
 //   groups    int64
 //   bias, relu  bool
+//   w_format  string, "" if w lies as its shape and order say; else the
+//   kernel's
+//             own order of a w of this shape, see core/conv_problem.h
 //
 // Shapes and order are those of the attributes: what the buffers say of theirs
 // is not read.
@@ -63,14 +66,15 @@ ffi::ErrorOr<std::unique_ptr<ConvState>> Instantiate(
     std::string_view pass, std::string_view type, std::string_view result,
     Axes x_shape, Axes w_shape, Axes y_shape, Axes x_order, Axes w_order,
     Axes y_order, int64_t x_block, int64_t y_block, Axes stride, Axes dilation,
-    Axes pad_low, Axes pad_high, int64_t groups, bool bias, bool relu) {
+    Axes pad_low, Axes pad_high, int64_t groups, bool bias, bool relu,
+    std::string_view w_format) {
   auto state = std::make_unique<ConvState>();
   ConvProblem problem;
   Status status = MakeConvProblem(
       {pass, type, result, ToSpan(x_shape), ToSpan(w_shape), ToSpan(y_shape),
        ToSpan(x_order), ToSpan(w_order), ToSpan(y_order), x_block, y_block,
        ToSpan(stride), ToSpan(dilation), ToSpan(pad_low), ToSpan(pad_high),
-       groups, bias, relu},
+       groups, bias, relu, w_format},
       &problem);
   if (status.ok()) status = ChooseConvKernel(problem, &state->kernel);
   if (!status.ok()) return ffi::Unexpected(ToError(status));
@@ -156,7 +160,8 @@ XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
                            .Attr<Axes>("pad_high")
                            .Attr<int64_t>("groups")
                            .Attr<bool>("bias")
-                           .Attr<bool>("relu"));
+                           .Attr<bool>("relu")
+                           .Attr<std::string_view>("w_format"));
 
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                        ffi::Ffi::Bind()

@@ -26,6 +26,7 @@ struct ConvAttributes {
   std::span<const int64_t> stride, dilation, pad_low, pad_high;
   int64_t groups = 1;
   bool bias = false, relu = false;
+  std::string_view w_format = {};
 };
 
 namespace conv_internal {
@@ -182,6 +183,7 @@ inline Status MakeConvProblem(const ConvAttributes& a, ConvProblem* problem) {
   p.groups = a.groups;
   p.bias = a.bias;
   p.relu = a.relu;
+  p.w_format = a.w_format;
   if (y_outer[0] != p.batch) {
     return Status::Error("conv: x and y must have one batch size, got " +
                          std::to_string(p.batch) + " and " +
@@ -221,6 +223,10 @@ inline Status MakeConvProblem(const ConvAttributes& a, ConvProblem* problem) {
   }
   if (p.pass != ConvPass::kForward && (p.bias || p.relu)) {
     return Status::Error("conv: bias and relu are of the forward pass, got " +
+                         std::string(a.pass) + ".");
+  }
+  if (p.pass != ConvPass::kForward && !p.w_format.empty()) {
+    return Status::Error("conv: w_format is of the forward pass, got " +
                          std::string(a.pass) + ".");
   }
   // Blocks next to each other are no blocks.

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 
 #include "core/dtype.h"
 
@@ -47,6 +48,9 @@ struct ConvProblem {
   std::array<int64_t, 3> pad_low = {0, 0, 0};   // negative: x is cropped
   std::array<int64_t, 3> pad_high = {0, 0, 0};
   ConvLayout x, w, y;
+  // kForward: the order in which w lies, if it is the kernel's own, a name such
+  // as "OHWI64o"; w.strides are then row-major.
+  std::string w_format;
   bool bias = false;  // kForward: [out_channels], dtype of y, added to y
   bool relu = false;  // kForward: after the bias
 };

@@ -194,7 +194,7 @@ Status ChooseConvKernel(const ConvProblem& problem, ConvKernel* kernel) {
     };
     return Status::Ok();
   }
-  Status status = DepthwiseSupports(cropped)
+  Status status = DepthwiseSupports(cropped) && cropped.w_format.empty()
                       ? ChooseDepthwise(cropped, kernel)
                       : ChooseOnednnConv(cropped, kernel);
   if (!status.ok()) {

@@ -16,6 +16,7 @@ namespace jax_layout {
 struct ConvKernel {
   ConvProblem problem;
   int64_t workspace = 0;       // bytes; a call with less takes its own
+  std::string w_format;        // that it reads as it is; "": any, or none
   std::string implementation;  // for reports: "brgconv:avx512_core"
   std::function<Status(const ConvBuffers&, const Executor&)> run;
 };

@@ -62,6 +62,7 @@ struct Plan {
   std::array<int64_t, kArrays> slot_base = {};
   int64_t scratchpad_base = 0, slots_base = 0, slot_bytes = 0;
   int64_t slots = 1, bytes = 0;
+  std::string w_format;
 };
 
 int64_t Begin(const ConvPart& part, ArrayId id) {
@@ -168,6 +169,30 @@ dnnl_status_t MakeTasks(const ConvProblem& p, const Way& way,
   return dnnl_success;
 }
 
+// The order in which all tasks read w as it is, see WeightsFormat. Those of
+// other output channels begin where row-major w would have them.
+std::string CommonWeightsFormat(const Plan& plan) {
+  const ConvProblem& p = plan.problem;
+  const auto format = [](const Convolution& conv) {
+    const Array& w = conv.arrays[kW];
+    return w.type == conv.problem.type ? WeightsFormat(conv.problem, w.desc)
+                                       : std::string();
+  };
+  const std::string name = format(plan.convolutions[0]);
+  for (const Convolution& conv : plan.convolutions) {
+    if (format(conv) != name) return "";
+  }
+  const MemoryDesc& desc = plan.convolutions[0].arrays[kW].desc;
+  for (const Task& task : plan.tasks) {
+    const int64_t first = task.part.bias;  // output channel
+    if (first != 0 && (name[name[0] == 'D' ? 1 : 0] != 'O' ||
+                       first % BlockOf(desc, 0) != 0)) {
+      return "";
+    }
+  }
+  return p.pass == ConvPass::kForward ? name : "";
+}
+
 dnnl_status_t MakePlan(const ConvProblem& p, const Way& way,
                        const ConvTiling& tiling, Plan* plan) {
   const Onednn& dnnl = Library();
@@ -177,6 +202,10 @@ dnnl_status_t MakePlan(const ConvProblem& p, const Way& way,
   dnnl_status_t status = MakeTasks(p, way, tiling, one_w, plan);
   if (status) return status;
 
+  plan->w_format = CommonWeightsFormat(*plan);
+  if (p.w_format != "" && p.w_format != plan->w_format) {
+    return dnnl_unimplemented;
+  }
   const ArrayId result = ResultId(p.pass);
   const Convolution& conv = plan->convolutions[0];
   const bool whole_batch =
@@ -463,6 +492,7 @@ Status ChooseOnednnConv(const ConvProblem& p, ConvKernel* kernel) {
   }
   if (status) return Failure(status);
   kernel->workspace = plan->bytes;
+  kernel->w_format = plan->w_format;
   kernel->implementation = "oneDNN " + plan->convolutions[0].implementation;
   kernel->run = [plan](const ConvBuffers& buffers, const Executor& executor) {
     return Run(*plan, buffers, executor);

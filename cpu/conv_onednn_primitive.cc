@@ -2,10 +2,13 @@
 #if __has_include(<oneapi/dnnl/dnnl.h>)
 #include "cpu/conv_onednn_primitive.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cpu/conv_parts.h"
 
@@ -153,6 +156,12 @@ dnnl_status_t MakeWeights(const ConvProblem& p, DType user_type, bool result,
   }
   if (status) return status;
   array->bytes = dnnl.memory_desc_get_size(array->desc);
+  if (!p.w_format.empty()) {
+    return WeightsFormat(p, array->desc) == p.w_format &&
+                   user_type == array->type
+               ? dnnl_success
+               : dnnl_unimplemented;
+  }
   array->moved = !dnnl.memory_desc_equal(array->desc, user);
   if (!array->moved) return status;
   (result ? array->move.to : array->move.from) = std::move(user);
@@ -168,6 +177,46 @@ bool Slow(const std::string& implementation) {
 }
 
 }  // namespace
+
+std::string WeightsFormat(const ConvProblem& p, const_dnnl_memory_desc_t desc) {
+  const Onednn& dnnl = Library();
+  if (p.groups > 1) return "";
+  int blocks = 0;
+  dnnl_dims_t *dims = nullptr, *padded = nullptr, *strides = nullptr;
+  dnnl_dims_t *sizes = nullptr, *axes = nullptr;
+  dnnl.memory_desc_query(desc, dnnl_query_dims, &dims);
+  dnnl.memory_desc_query(desc, dnnl_query_padded_dims, &padded);
+  dnnl.memory_desc_query(desc, dnnl_query_strides, &strides);
+  dnnl.memory_desc_query(desc, dnnl_query_inner_nblks_s32, &blocks);
+  dnnl.memory_desc_query(desc, dnnl_query_inner_blks, &sizes);
+  dnnl.memory_desc_query(desc, dnnl_query_inner_idxs, &axes);
+  const int first = FirstAxis(p);
+  const int rank = 5 - first;
+  dnnl_dims_t outer = {};
+  for (int i = 0; i < rank; ++i) {
+    if ((*dims)[i] != (*padded)[i]) return "";
+    outer[i] = (*dims)[i];
+  }
+  std::string inner;
+  int64_t dense = 1;
+  for (int i = 0; i < blocks; ++i) {
+    outer[(*axes)[i]] /= (*sizes)[i];
+    dense *= (*sizes)[i];
+    inner += std::to_string((*sizes)[i]) + "oi"[(*axes)[i]];
+  }
+  std::string name = first == 0 ? "" : "D";  // of size 1: it may stand anywhere
+  std::vector<int> order(rank);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return (*strides)[a] > (*strides)[b]; });
+  const std::string letters = first == 0 ? "OIDHW" : "OIHW";
+  for (int i = rank - 1; i >= 0; --i) {
+    if (outer[order[i]] > 1 && (*strides)[order[i]] != dense) return "";
+    dense *= outer[order[i]];
+  }
+  for (int axis : order) name += letters[axis];
+  return name + inner;
+}
 
 ArrayId ResultId(ConvPass pass) {
   return pass == ConvPass::kForward     ? kY

@@ -25,6 +25,11 @@ struct Way {
 
 ArrayId ResultId(ConvPass pass);
 
+// The order of weights without groups, the spatial axes always three:
+// "ODHWI64o" of what the library calls Acdb64a. "" if it pads them, or has
+// groups.
+std::string WeightsFormat(const ConvProblem& p, const_dnnl_memory_desc_t desc);
+
 // The caller's.
 DType UserType(const ConvProblem& p, ArrayId id);
 

@@ -9,7 +9,7 @@
 
 from importlib.metadata import version as _version
 
-from jax_layout.conv import conv, conv_transpose
+from jax_layout.conv import conv, conv_transpose, conv_weight_format
 from jax_layout.conv_general_dilated import conv_general_dilated
 from jax_layout.dropout import dropout, dropout2d
 from jax_layout.einsum import dot_general, einsum, tensordot
@@ -125,6 +125,7 @@ __all__ = [
     "conv",
     "conv_general_dilated",
     "conv_transpose",
+    "conv_weight_format",
     "define",
     "divide",
     "dot_general",

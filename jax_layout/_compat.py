@@ -63,6 +63,15 @@ def partitioning(ctx: mlir.LoweringRuleContext) -> str:
     return "none"
 
 
+def is_whole_program(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether the program being lowered is for one device, and no part of another."""
+    axis_context = ctx.module_context.axis_context
+    return (
+        isinstance(axis_context, sharding_impls.ShardingContext)
+        and axis_context.num_devices == 1
+    )
+
+
 def canonical_precision(precision: Any) -> Any:
     """What `jax.lax.dot_general` makes of a precision and of jax's default for it."""
     return lax.canonicalize_precision(precision)

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -23,13 +24,21 @@ from jax_layout.convolution import (
     each,
 )
 from jax_layout.matmul import arrays
-from jax_layout.memory_format import MemoryFormat, formatted, store, stored
+from jax_layout.memory_format import (
+    FormattedArray,
+    MemoryFormat,
+    formatted,
+    row_major,
+    store,
+    stored,
+)
+from jax_layout.packed_convolution import conv_packed_p, packed_format
 
 
 @formatted
 def conv(
     x: ArrayLike,
-    weight: ArrayLike,
+    weight: ArrayLike | FormattedArray,
     bias: ArrayLike | None = None,
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] | str = 0,
@@ -44,7 +53,8 @@ def conv(
 
     Args:
       x: logical shape `(N, C, *spatial)` or `(C, *spatial)`, in any memory format.
-      weight: shape `(O, C / groups, *kernel)`, dtype of `x`.
+      weight: shape `(O, C / groups, *kernel)`, dtype of `x`; a `FormattedArray` in
+        the format that `conv_weight_format` tells is not moved by the kernel.
       bias: shape `(O,)`, added to the result.
       stride: of the windows, one for all spatial axes or one for each.
       padding: zeros at both ends; "same" for a result of the size of `x`, which
@@ -71,6 +81,94 @@ def conv(
     (8, 16, 16, 16)
     """
     x, weight, *rest = _operands("conv", x, weight, bias)
+    physical, w, format, options = _problem(
+        x, weight, stride, padding, dilation, groups, precision, preferred_element_type
+    )
+    if activation not in (None, "relu"):
+        raise ValueError(
+            f'conv: activation must be "relu" or None, got {activation!r}.'
+        )
+    given = [b.astype(options["dtype"]) for b in rest]
+    relu = activation == "relu"
+    if isinstance(w, FormattedArray):
+        y = conv_packed_p(
+            physical, w.physical, *given, w_format=w.format, relu=relu, **options
+        )
+    elif rest or activation:
+        y = conv_fused_p(physical, w, *given, relu=relu, **options)
+    else:
+        y = conv_p(physical, w, **options)
+    return _result(y, format, x.ndim == weight.ndim - 1)
+
+
+def conv_weight_format(
+    x: ArrayLike,
+    weight: ArrayLike,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    preferred_element_type: DTypeLike | None = None,
+) -> MemoryFormat:
+    """The order in which `conv` reads these weights without moving them.
+
+    The kernels of a CPU have an order of their own for weights, blocks as a rule,
+    and bring row-major ones to it on each call. Weights that stay the same can be
+    brought to it once.
+
+    Args:
+      x: as in `conv`, as are all; of arrays, only shape and dtype are read, so
+        `jax.ShapeDtypeStruct` will do.
+      weight: the same.
+      stride: the same.
+      padding: the same.
+      dilation: the same.
+      groups: the same.
+      preferred_element_type: the same.
+
+    Returns:
+      the format; row-major where no other is any better: on GPUs, for depthwise
+      and grouped convolutions, or if the kernel's blocks do not divide the channels.
+
+    Raises:
+      TypeError: as `conv`.
+      ValueError: as `conv`.
+
+    Source: weights of `format_tag::any`, oneDNN developer guide.
+
+    >>> x, weight = jnp.ones((1, 64, 14, 14)), jnp.ones((128, 64, 3, 3))
+    >>> format = conv_weight_format(x, weight, padding=1)
+    >>> packed = FormattedArray.pack(weight, format)  # once
+    >>> conv(x, packed, padding=1).shape
+    (1, 128, 14, 14)
+    """
+    found = []
+
+    def problem(x: Array, weight: Array) -> Array:
+        x, weight = _operands("conv_weight_format", x, weight, None)
+        physical, w, _, options = _problem(
+            x, weight, stride, padding, dilation, groups, None, preferred_element_type
+        )
+        if jax.default_backend() == "cpu" and isinstance(w, Array):
+            found.append(packed_format(physical, w, **options))
+        return x
+
+    jax.eval_shape(problem, x, weight)
+    return found[0] if found and found[0] else row_major(len(np.shape(weight)))
+
+
+def _problem(
+    x: Array,
+    weight: Array | FormattedArray,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+    precision: Any,
+    preferred_element_type: Any,
+) -> tuple[Array, Array | FormattedArray, MemoryFormat, dict[str, Any]]:
+    """What convolutions compute on: x and w, the result's format, and options."""
     space = weight.ndim - 2
     strides, dilations = (
         _sizes("conv", name, value, space, 1)
@@ -78,10 +176,6 @@ def conv(
     )
     taps = each(lambda k, d: (k - 1) * d + 1, weight.shape[2:], dilations)
     low, high = _pads(padding, taps, strides)
-    if activation not in (None, "relu"):
-        raise ValueError(
-            f'conv: activation must be "relu" or None, got {activation!r}.'
-        )
     out, inner = weight.shape[:2]
     _check_groups("conv", groups, x.shape[-space - 1], inner * groups, out)
     sizes = x.shape[-space:]
@@ -94,7 +188,7 @@ def conv(
         )
     y_size = each(lambda size, step: size // step + 1, room, strides)
     physical, order, block, format = _memory("conv", x, space, out)
-    w, w_order = _weight(weight)
+    w, w_order = _weight(weight, groups)
     options = {
         "conv": Convolution(
             x_order=order, w_order=w_order, y_order=order,
@@ -106,12 +200,7 @@ def conv(
         "dtype": np.dtype(preferred_element_type or x.dtype),
         "out_sharding": None,
     }  # fmt: skip
-    if rest or activation:
-        given = [b.astype(options["dtype"]) for b in rest]
-        y = conv_fused_p(physical, w, *given, relu=activation == "relu", **options)
-    else:
-        y = conv_p(physical, w, **options)
-    return _result(y, format, x.ndim == space + 1)
+    return physical, w, format, options
 
 
 @formatted
@@ -187,6 +276,7 @@ def conv_transpose(
         )
     physical, order, block, format = _memory(name, x, space, out)
     w, w_order = _weight(weight)
+    assert isinstance(w, Array)
     dtype = np.dtype(preferred_element_type or x.dtype)
     y = conv_input_grad_p(
         physical,
@@ -209,7 +299,10 @@ def conv_transpose(
 def _operands(
     name: str, x: Any, weight: Any, bias: Any, of_groups: int | None = None
 ) -> list[Array]:
-    x, weight = arrays(name, x=x, weight=weight)
+    if isinstance(weight, FormattedArray):
+        (x,) = arrays(name, x=x)
+    else:
+        x, weight = arrays(name, x=x, weight=weight)
     if not 3 <= weight.ndim <= 5 or x.ndim not in (weight.ndim, weight.ndim - 1):
         raise ValueError(
             f"{name}: weight must have one to three spatial axes and x as many, "
@@ -302,11 +395,26 @@ def _memory(
     return physical, tuple(a[0] for a in axes), block, format
 
 
-def _weight(weight: Array) -> tuple[Array, Sizes]:
-    physical, format = stored(weight)
-    if format.permutation is None:
-        return weight, tuple(range(weight.ndim))
-    return physical, tuple(format.axes(dim)[0] for dim in range(weight.ndim))
+def _weight(
+    weight: Array | FormattedArray, packed_groups: int = 0
+) -> tuple[Array | FormattedArray, Sizes]:
+    """The weights to compute with, and which of their axes are which.
+
+    Args:
+      weight: as the caller has them.
+      packed_groups: of a caller that takes weights in blocks, if they are in one
+        group: it gets those as a `FormattedArray`.
+    """
+    logical = tuple(range(weight.ndim))
+    if isinstance(weight, FormattedArray):
+        physical, format = weight.physical, weight.format
+    else:
+        physical, format = stored(weight)
+    if format.permutation is not None:
+        return physical, tuple(format.axes(dim)[0] for dim in logical)
+    if packed_groups == 1:
+        return FormattedArray(physical, format), logical
+    return jnp.asarray(weight), logical
 
 
 def _result(y: Array, format: MemoryFormat, alone: bool) -> Array:

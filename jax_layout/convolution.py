@@ -22,6 +22,7 @@ from jax.lax import ConvDimensionNumbers
 
 from jax_layout import _backends
 from jax_layout.gemm import accumulator, placement
+from jax_layout.memory_format import MemoryFormat
 from jax_layout.op import Kernel, Op, batch_of, define
 from jax_layout.permute import moveaxis
 
@@ -256,7 +257,7 @@ def _merge(value: Array, axis: int, into: int, inner: bool = False) -> Array:
 # --- the rules, of the pass with this result
 
 
-def _kernel(
+def kernel(
     result: str,
     platform: str,
     a: Any,
@@ -267,6 +268,7 @@ def _kernel(
     dtype: np.dtype,
     out_sharding: Any,
     relu: bool = False,
+    packed: MemoryFormat | None = None,
 ) -> Kernel | None:
     if platform != "cpu" or a.dtype != b.dtype or a.dtype.name not in _CPU_DTYPES:
         return None
@@ -274,37 +276,65 @@ def _kernel(
         return None
     given = [*_OPERANDS[result], result]
     shapes = conv.shapes(result, a.shape, b.shape)
-    memory = {name: conv.memory(name) for name in given}
-    attributes = {
-        "pass_": _NAMES[result],
-        "type": a.dtype.name,
-        "result": dtype.name,
-        "groups": conv.groups,
-        "bias": bool(bias),
-        "relu": relu,
-        "x_block": conv.x_block,
-        "y_block": conv.y_block,
-    } | {
-        name: np.array(value, np.int64)
-        for name, value in (
-            *((f"{i}_shape", [shapes[i][axis] for axis in memory[i]]) for i in given),
-            *((f"{i}_order", each(memory[i].index, conv.order(i))) for i in given),
-            ("stride", conv.stride),
-            ("dilation", conv.dilation),
-            ("pad_low", conv.pad_low),
-            ("pad_high", conv.pad_high),
+
+    def call(memory: dict[str, Sizes], w_format: str = "") -> tuple[Kernel, Any]:
+        sizes = {
+            "stride": conv.stride,
+            "dilation": conv.dilation,
+            "pad_low": conv.pad_low,
+            "pad_high": conv.pad_high,
+        }
+        for i in given:
+            sizes[f"{i}_shape"] = tuple(shapes[i][axis] for axis in memory[i])
+            sizes[f"{i}_order"] = each(memory[i].index, conv.order(i))
+        attributes = {
+            "pass_": _NAMES[result],
+            "type": a.dtype.name,
+            "result": dtype.name,
+            "groups": conv.groups,
+            "bias": bool(bias),
+            "relu": relu,
+            "x_block": conv.x_block,
+            "y_block": conv.y_block,
+            "w_format": w_format,
+        } | {name: np.array(value, np.int64) for name, value in sizes.items()}
+        plan = _backends.conv_plan(platform, attributes)
+        kernel = Kernel(
+            attributes,
+            target="jax_layout_conv",
+            workspace=plan["workspace"],
+            operand_layouts=[memory[i] for i in given[:2]] + [(0,)] * len(bias),
+            result_layouts=[memory[result]],
         )
-    }
-    plan = _backends.conv_plan(platform, attributes)
+        return kernel, plan
+
+    memory = {name: conv.memory(name) for name in given}
+    found, plan = call(memory)
     if not plan["worthwhile"]:
         return None
-    return Kernel(
-        attributes,
-        target="jax_layout_conv",
-        workspace=plan["workspace"],
-        operand_layouts=[memory[i] for i in given[:2]] + [(0,)] * len(bias),
-        result_layouts=[memory[result]],
-    )
+    plain = {name: tuple(range(len(memory[name]))) for name in given}
+    if plan["implementation"] == "depthwise" and plain != memory:
+        # Its kernels read every order.
+        found = dataclasses.replace(found, row_major=call(plain)[0])
+    if packed is not None:
+        if weights_format(plan["w_format"], len(conv.stride)) == packed:
+            found, _ = call(memory, plan["w_format"])
+            x_layout, _, *rest = found.operand_layouts or ()
+            layouts = [x_layout, range(len(packed.order)), *rest]
+            return dataclasses.replace(found, operand_layouts=layouts)
+        # Packed for another machine, or for other arrays than these.
+        unpack = packed.unpack
+        return dataclasses.replace(
+            found, prepare=lambda x, w, *bias: (x, unpack(w), *bias)
+        )
+    return found
+
+
+def weights_format(name: str, rank: int) -> MemoryFormat | None:
+    """The format that a plan of `conv_plan` calls by this name, if it has one."""
+    if not name:
+        return None
+    return MemoryFormat.named(name.translate({ord(i): None for i in "DHW"[: 3 - rank]}))
 
 
 def _transpose(
@@ -422,13 +452,14 @@ def _define(result: str, name: str) -> Any:
         Op(
             name=name,
             lax=rule(_lax),
-            kernel=rule(_kernel),
+            kernel=rule(kernel),
             transpose=rule(_transpose),
             batch=rule(_batch),
             sharding=rule(_sharding),
             in_parts=rule(_in_parts),
             platforms=("cpu",),
             dtypes=_RESULTS,
+            layouts=True,
         )
     )
 
@@ -525,12 +556,13 @@ conv_fused_p = define(
     Op(
         name="conv_fused",
         lax=_fused_lax,
-        kernel=functools.partial(_kernel, "y"),
+        kernel=functools.partial(kernel, "y"),
         jvp=_fused_jvp,
         batch=_fused_batch,
         sharding=functools.partial(_sharding, "y"),
         in_parts=_fused_in_parts,
         platforms=("cpu",),
         dtypes=_RESULTS,
+        layouts=True,
     )
 )

@@ -273,6 +273,11 @@ class FormattedArray:
     physical: Array
     format: MemoryFormat = dataclasses.field(metadata={"static": True})
 
+    @classmethod
+    def pack(cls, x: ArrayLike, format: MemoryFormat) -> FormattedArray:
+        """A plain array, brought to a format."""
+        return cls(format.pack(jnp.asarray(x)), format)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The logical shape."""
@@ -552,11 +557,18 @@ def _compiled(
             leaves.append(leaf)
         args, kwargs = jax.tree.unflatten(tree, leaves)
         out = function(*args, **kwargs)
+        outputs, out_tree = jax.tree.flatten(out)
         results[:] = [
-            memory_format(x) if isinstance(x, Array) else None
-            for x in jax.tree.leaves(out)
+            memory_format(x) if isinstance(x, Array) else None for x in outputs
         ]
-        return out
+        # XLA writes the arrays as they lie, too.
+        outputs = [
+            jax.lax.transpose(stored(x)[0], np.argsort(format.permutation))
+            if format is not None and format.permutation is not None
+            else x
+            for x, format in zip(outputs, results, strict=True)
+        ]
+        return jax.tree.unflatten(out_tree, outputs)
 
     @functools.cache
     def compiled(shapes: Any, placement: Any) -> Callable[..., Any]:

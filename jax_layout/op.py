@@ -26,7 +26,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_layout import _backends, _compat
+from jax_layout import _backends, _compat, producers
 
 _PLATFORMS = ("cpu", "cuda")
 _NO_MESH = jax.sharding.AbstractMesh((), ())
@@ -51,6 +51,9 @@ class Kernel:
       result_layouts: the same of the results.
       prepare: `prepare(*operands)`: the custom call's operands, a sequence made of
         the operator's in `jax.lax`. Left out, they are the same.
+      row_major: the custom call where operands and results are row-major, to take
+        where the operands come from the program's arguments and lie so already.
+        It and the layouts take an operator that `Op.layouts` says has them.
     """
 
     attributes: Mapping[str, Any]
@@ -60,6 +63,7 @@ class Kernel:
     operand_layouts: Sequence[Sequence[int]] | None = None
     result_layouts: Sequence[Sequence[int]] | None = None
     prepare: Callable[..., Sequence[Any]] | None = None
+    row_major: Kernel | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +95,8 @@ class Op:
       platforms: jax's names of the platforms that `kernel` is asked for.
       dtypes: names of the dtypes of the first result that kernels can make; others
         run the `lax` function. Left out, it can be any.
+      layouts: whether kernels declare layouts. They then read arrays through
+        transposes, by their shape in `attributes`, not by that of the buffers.
     """
 
     name: str
@@ -104,6 +110,7 @@ class Op:
     multiple_results: bool = False
     platforms: Sequence[str] = ("cpu", "cuda")
     dtypes: Sequence[str] | None = None
+    layouts: bool = False
 
 
 _operators: dict[str, Op] = {}
@@ -165,7 +172,10 @@ def define(op: Op, handlers: Mapping[str, Any] | None = None) -> Callable[..., A
         ours = handlers is None and _backends.available(platform)
         if ours or platform in (handlers or {}):
             rule = functools.partial(_lower, op, apply, fallback, platform)
-            mlir.register_lowering(primitive, rule, platform=platform)
+            # What operands come from differs between equal equations.
+            mlir.register_lowering(
+                primitive, rule, platform=platform, cacheable=not op.layouts
+            )
     _compat.needs_devices_to_lower(primitive)
 
     if op.jvp is not None:
@@ -283,11 +293,23 @@ def _custom_call(
     op: Op, kernel: Kernel, ctx: mlir.LoweringRuleContext, *operands: Any
 ) -> Any:
     results = len(ctx.avals_out)
-    result_layouts = kernel.result_layouts
+    if (
+        kernel.row_major is not None
+        and _compat.is_whole_program(ctx)
+        and producers.lie_row_major(operands)
+    ):
+        kernel = kernel.row_major
+    operand_layouts, result_layouts = kernel.operand_layouts, kernel.result_layouts
     if kernel.prepare is not None:
         prepared = jax.make_jaxpr(kernel.prepare)(*ctx.avals_in).out_avals
         operands = mlir.lower_fun(kernel.prepare)(ctx, *operands)
         ctx = ctx.replace(avals_in=prepared)
+    if op.layouts and operand_layouts is not None:
+        read = list(map(producers.through_transposes, operands, operand_layouts))
+        operands, operand_layouts = zip(*read, strict=True)
+        avals: Any = zip(operands, ctx.avals_in, strict=True)
+        avals = [jax.core.ShapedArray(v.type.shape, aval.dtype) for v, aval in avals]
+        ctx = ctx.replace(avals_in=avals)
     if kernel.workspace:
         if result_layouts is not None:
             result_layouts = [*result_layouts, (0,)]
@@ -296,7 +318,7 @@ def _custom_call(
     lowering = jax.ffi.ffi_lowering(
         kernel.target or f"jax_layout_{op.name}",
         operand_output_aliases=dict(kernel.aliases),
-        operand_layouts=_fastest_first(kernel.operand_layouts),
+        operand_layouts=_fastest_first(operand_layouts),
         result_layouts=_fastest_first(result_layouts),
     )
     return lowering(ctx, *operands, **kernel.attributes)[:results]

@@ -33,6 +33,7 @@ from jax_layout.index import index_add_p, index_select_p
 from jax_layout.interpolate import _Resampling, resample_p
 from jax_layout.linear import linear_grad_p, linear_p, linear_tangent_p
 from jax_layout.memory_format import MemoryFormat, memory_format_p
+from jax_layout.packed_convolution import conv_packed_p
 from jax_layout.permute import permute_p
 from jax_layout.scaled_gemm import scaled_gemm_p
 from jax_layout.windows import Window, disjoint_sum_p, pick_p, spread_p
@@ -90,6 +91,7 @@ _CONV = Convolution(
 )
 _X, _W, _Y = (2, 6, 5, 4), (6, 4, 3, 2), (2, 3, 5, 6)
 _NO_X, _NO_Y = (0, *_X[1:]), (0, *_Y[1:])
+_PACKED = MemoryFormat.named("IHWO2o")
 _WINDOW = Window(3, 2, 1, 1, 1, 1, 7, 4)
 _CHOSEN = (1 + np.arange(4 * 4 * 6) % 2).astype(np.uint8).reshape(4, 4, 6)
 _FLOAT8 = np.dtype(jnp.float8_e4m3fn)
@@ -125,6 +127,14 @@ EXAMPLES = {
             smooth=not relu,
         )
         for relu in (False, True)
+    ],
+    "conv_packed": [
+        Example(
+            partial(conv_packed_p, conv=_CONV, relu=False, w_format=_PACKED, **_PLAIN),
+            [_X, _PACKED.physical_shape(_W), (6,)],
+            [_NO_X, _PACKED.physical_shape(_W), (6,)],
+            kernel=False,
+        )
     ],
     "interpolate": [
         Example(
