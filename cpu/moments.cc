@@ -179,34 +179,6 @@ JAX_LAYOUT_INLINE void Products(const Block& block,
   Fold(block, product, products);
 }
 
-#define JAX_LAYOUT_LOOPS(NAME, T)                                              \
-  JAX_LAYOUT_CLONES void Sum##NAME(const Block& block, const T::Stored* x,     \
-                                   double* sums) {                             \
-    Sum<T>(block, x, sums);                                                    \
-  }                                                                            \
-  JAX_LAYOUT_CLONES void Squares##NAME(const Block& block, const T::Stored* x, \
-                                       const T::Sum* center, double* sums,     \
-                                       double* squares) {                      \
-    Squares<T>(block, x, center, sums, squares);                               \
-  }                                                                            \
-  JAX_LAYOUT_CLONES void Products##NAME(                                       \
-      const Block& block, const T::Stored* ct, const T::Stored* x,             \
-      const T::Sum* center, double* sums, double* products) {                  \
-    Products<T>(block, ct, x, center, sums, products);                         \
-  }                                                                            \
-  struct NAME {                                                                \
-    using Stored = T::Stored;                                                  \
-    using Sum = T::Sum;                                                        \
-    static constexpr auto* kSum = Sum##NAME;                                   \
-    static constexpr auto* kSquares = Squares##NAME;                           \
-    static constexpr auto* kProducts = Products##NAME;                         \
-  };
-
-JAX_LAYOUT_LOOPS(F32Loops, Plain<float>)
-JAX_LAYOUT_LOOPS(F64Loops, Plain<double>)
-JAX_LAYOUT_LOOPS(Bf16Loops, Bf16)
-JAX_LAYOUT_LOOPS(F16Loops, F16)
-
 // Two numbers of a result, of the elements of a part.
 struct Pair {
   double first, second;
@@ -220,7 +192,8 @@ struct Part {
 
 // Calls fn(block, rows) for blocks of a part.
 template <typename Fn>
-void ForEachBlock(const MomentsProblem& p, const Part& part, const Fn& fn) {
+JAX_LAYOUT_INLINE void ForEachBlock(const MomentsProblem& p, const Part& part,
+                                    const Fn& fn) {
   const int64_t most = std::max<int64_t>(kBlock / part.columns, 1);
   Run runs[kRuns];
   Block block = {runs, 0, part.columns, p.l, 1};
@@ -250,68 +223,98 @@ void ForEachBlock(const MomentsProblem& p, const Part& part, const Fn& fn) {
 
 // center[j], for as many rows of columns as one row of accumulators has.
 template <typename Sum>
-void Repeat(const Block& block, Sum* center) {
+JAX_LAYOUT_INLINE void Repeat(const Block& block, Sum* center) {
   for (int64_t j = block.columns; j < block.width(); ++j) {
     center[j] = center[j - block.columns];
   }
 }
 
-// Joins the mean and the sum of squares about it of na and nb elements.
-Pair Join(Pair a, double na, Pair b, double nb) {
-  const double apart = b.first - a.first;
-  return {a.first + apart * (nb / (na + nb)),
-          a.second + b.second + apart * apart * (na * nb / (na + nb))};
+// Joins means, and sums of squares about them, of na elements with those of nb.
+JAX_LAYOUT_INLINE void Join(Pair* a, int64_t na, const Pair* b, int64_t nb,
+                            int64_t columns) {
+  const double share = static_cast<double>(nb) / static_cast<double>(na + nb);
+  const double both = share * static_cast<double>(na);
+  for (int64_t j = 0; j < columns; ++j) {
+    const double apart = b[j].first - a[j].first;
+    a[j].first += apart * share;
+    a[j].second += b[j].second + apart * apart * both;
+  }
 }
 
 // out[j]: mean, and sum of squares about it.
-template <typename Loops>
-void MomentsOf(const MomentsProblem& p, const Part& part, const void* data,
-               Pair* out) {
-  using Sum = typename Loops::Sum;
-  const auto* x = static_cast<const typename Loops::Stored*>(data);
-  alignas(64) Sum center[kWidth];
+template <typename T>
+JAX_LAYOUT_INLINE void MomentsOf(const MomentsProblem& p, const Part& part,
+                                 const void* data, Pair* out) {
+  const auto* x = static_cast<const typename T::Stored*>(data);
+  alignas(64) typename T::Sum center[kWidth];
   double sums[kWidth], squares[kWidth];
+  Pair here[kWidth];
   int64_t before = 0;
-  ForEachBlock(p, part, [&](const Block& block, int64_t rows) {
-    const double n = static_cast<double>(rows);
-    Loops::kSum(block, x, sums);
-    for (int64_t j = 0; j < part.columns; ++j) {
-      center[j] = static_cast<Sum>(sums[j] / n);
-    }
-    Repeat(block, center);
-    Loops::kSquares(block, x, center, sums, squares);
-    for (int64_t j = 0; j < part.columns; ++j) {
-      // The center was rounded.
-      const Pair here = {center[j] + sums[j] / n,
-                         squares[j] - sums[j] * sums[j] / n};
-      out[j] = before == 0 ? here
-                           : Join(out[j], static_cast<double>(before), here, n);
-    }
-    before += rows;
-  });
+  ForEachBlock(
+      p, part,
+      [&](const Block& block, int64_t rows) __attribute__((always_inline)) {
+        const double inverse = 1 / static_cast<double>(rows);
+        Sum<T>(block, x, sums);
+        for (int64_t j = 0; j < part.columns; ++j) {
+          center[j] = static_cast<typename T::Sum>(sums[j] * inverse);
+        }
+        Repeat(block, center);
+        Squares<T>(block, x, center, sums, squares);
+        Pair* to = before == 0 ? out : here;
+        for (int64_t j = 0; j < part.columns; ++j) {
+          // The center was rounded.
+          const double off = sums[j] * inverse;
+          to[j] = {center[j] + off, squares[j] - sums[j] * off};
+        }
+        if (before > 0) Join(out, before, here, rows, part.columns);
+        before += rows;
+      });
 }
 
 // out[j]: sum, and sum of products.
-template <typename Loops>
-void SumsOf(const MomentsProblem& p, const Part& part, const void* left,
-            const void* right, const void* about, Pair* out) {
-  using Sum = typename Loops::Sum;
-  const auto* ct = static_cast<const typename Loops::Stored*>(left);
-  const auto* x = static_cast<const typename Loops::Stored*>(right);
-  alignas(64) Sum center[kWidth];
+template <typename T>
+JAX_LAYOUT_INLINE void SumsOf(const MomentsProblem& p, const Part& part,
+                              const void* left, const void* right,
+                              const void* about, Pair* out) {
+  const auto* ct = static_cast<const typename T::Stored*>(left);
+  const auto* x = static_cast<const typename T::Stored*>(right);
+  alignas(64) typename T::Sum center[kWidth];
   double sums[kWidth], products[kWidth];
-  std::copy_n(static_cast<const Sum*>(about) + part.group * p.l + part.column,
+  std::copy_n(static_cast<const typename T::Sum*>(about) + part.group * p.l +
+                  part.column,
               part.columns, center);
   std::fill_n(out, part.columns, Pair{0, 0});
-  ForEachBlock(p, part, [&](const Block& block, int64_t) {
-    Repeat(block, center);
-    Loops::kProducts(block, ct, x, center, sums, products);
-    for (int64_t j = 0; j < part.columns; ++j) {
-      out[j].first += sums[j];
-      out[j].second += products[j];
-    }
-  });
+  ForEachBlock(p, part,
+               [&](const Block& block, int64_t) __attribute__((always_inline)) {
+                 Repeat(block, center);
+                 Products<T>(block, ct, x, center, sums, products);
+                 for (int64_t j = 0; j < part.columns; ++j) {
+                   out[j].first += sums[j];
+                   out[j].second += products[j];
+                 }
+               });
 }
+
+#define JAX_LAYOUT_LOOPS(NAME, T)                                              \
+  JAX_LAYOUT_CLONES void Moments##NAME(                                        \
+      const MomentsProblem& p, const Part& part, const void* x, Pair* out) {   \
+    MomentsOf<T>(p, part, x, out);                                             \
+  }                                                                            \
+  JAX_LAYOUT_CLONES void Sums##NAME(const MomentsProblem& p, const Part& part, \
+                                    const void* ct, const void* x,             \
+                                    const void* center, Pair* out) {           \
+    SumsOf<T>(p, part, ct, x, center, out);                                    \
+  }                                                                            \
+  struct NAME {                                                                \
+    using Sum = T::Sum;                                                        \
+    static constexpr auto* kMoments = Moments##NAME;                           \
+    static constexpr auto* kSums = Sums##NAME;                                 \
+  };
+
+JAX_LAYOUT_LOOPS(F32Loops, Plain<float>)
+JAX_LAYOUT_LOOPS(F64Loops, Plain<double>)
+JAX_LAYOUT_LOOPS(Bf16Loops, Bf16)
+JAX_LAYOUT_LOOPS(F16Loops, F16)
 
 // Cuts the work into tasks, each of a group's columns and rows, calls
 // `sum(part, pairs)` for each, joins what belongs together and stores it.
@@ -326,7 +329,7 @@ Status SumParts(const MomentsProblem& p, double scale, Sum* first, Sum* second,
   const int64_t elements = groups * rows * p.l;
   // So many that threads which start late find some, if they are not too small.
   const int64_t wanted = std::clamp<int64_t>(elements / kTaskElements, 1,
-                                             8 * executor.num_threads());
+                                             4 * executor.num_threads());
   const int64_t cuts = std::clamp<int64_t>(wanted / whole, 1, rows);
   const int64_t together = std::max<int64_t>(whole * cuts / wanted, 1);
   const int64_t parts = whole * cuts;
@@ -350,16 +353,16 @@ Status SumParts(const MomentsProblem& p, double scale, Sum* first, Sum* second,
   });
   for (int64_t i = 0; i < whole; ++i) {
     const Part part = part_of(i * cuts);
+    Pair* all = pairs_of(part, 0);
+    for (int64_t cut = 1; cut < cuts; ++cut) {
+      const int64_t before = cut * rows / cuts;
+      join(all, before, pairs_of(part, cut), (cut + 1) * rows / cuts - before,
+           part.columns);
+    }
+    const int64_t at = part.group * p.l + part.column;
     for (int64_t j = 0; j < part.columns; ++j) {
-      Pair all = pairs_of(part, 0)[j];
-      for (int64_t cut = 1; cut < cuts; ++cut) {
-        const int64_t before = cut * rows / cuts;
-        all = join(all, before, pairs_of(part, cut)[j],
-                   (cut + 1) * rows / cuts - before);
-      }
-      const int64_t at = part.group * p.l + part.column + j;
-      first[at] = static_cast<Sum>(all.first);
-      second[at] = static_cast<Sum>(all.second * scale);
+      first[at + j] = static_cast<Sum>(all[j].first);
+      second[at + j] = static_cast<Sum>(all[j].second * scale);
     }
   }
   return Status::Ok();
@@ -393,10 +396,10 @@ Status Moments(const MomentsProblem& problem, const void* x, void* mean,
         problem, 1.0 / static_cast<double>(problem.r * problem.s),
         static_cast<Sum*>(mean), static_cast<Sum*>(variance), executor,
         [&](const Part& part, Pair* out) {
-          MomentsOf<Loops>(problem, part, x, out);
+          Loops::kMoments(problem, part, x, out);
         },
-        [](Pair a, int64_t na, Pair b, int64_t nb) {
-          return Join(a, static_cast<double>(na), b, static_cast<double>(nb));
+        [](Pair* a, int64_t na, const Pair* b, int64_t nb, int64_t columns) {
+          Join(a, na, b, nb, columns);
         });
   });
 }
@@ -411,10 +414,13 @@ Status CenteredSums(const MomentsProblem& problem, const void* ct,
         problem, 1.0, static_cast<Sum*>(sum), static_cast<Sum*>(product),
         executor,
         [&](const Part& part, Pair* out) {
-          SumsOf<Loops>(problem, part, ct, x, center, out);
+          Loops::kSums(problem, part, ct, x, center, out);
         },
-        [](Pair a, int64_t, Pair b, int64_t) {
-          return Pair{a.first + b.first, a.second + b.second};
+        [](Pair* a, int64_t, const Pair* b, int64_t, int64_t columns) {
+          for (int64_t j = 0; j < columns; ++j) {
+            a[j].first += b[j].first;
+            a[j].second += b[j].second;
+          }
         });
   });
 }

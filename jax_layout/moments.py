@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -50,8 +51,8 @@ def centered_affine(
     Args:
       x: any shape, floating dtype.
       center: shape of `x` without `axes`, dtype of `moments(x)`.
-      factor: shape and dtype of `center`.
-      term: shape and dtype of `center`.
+      factor: dtype of `center`, and a shape that broadcasts to its.
+      term: the same.
       axes: that they lack.
 
     Returns:
@@ -61,7 +62,8 @@ def centered_affine(
     >>> centered_affine(jnp.ones((2, 1)), one, one, 5 * one, [1]).tolist()
     [[5.0], [5.0]]
     """
-    y: Array = centered_affine_p(x, center, factor, term, axes=tuple(sorted(axes)))
+    vectors = jnp.broadcast_arrays(center, factor, term)
+    y: Array = centered_affine_p(x, *vectors, axes=tuple(sorted(axes)))
     return y
 
 
@@ -133,7 +135,7 @@ def _moments_jvp(
     (x,), (tangent,) = primals, tangents
     mean, var = moments_p(x, axes=axes)
     if type(tangent) is ad.Zero:
-        zero = ad.Zero.from_primal_value(mean)
+        zero = ad.Zero(jax.typeof(mean).to_tangent_aval())
         return [mean, var], [zero, zero]
     total, product = centered_sums_p(tangent, x, mean, axes=axes)
     count = max(math.prod(x.shape[axis] for axis in axes), 1)
@@ -171,15 +173,19 @@ def _centered_affine_jvp(
     d_x, d_center, d_factor, d_term = tangents
     y = centered_affine_p(*primals, axes=axes)
     terms = []
+    if type(d_center) is not ad.Zero:
+        d_term = _plus(d_term, -d_center * factor)
     if not (type(d_factor) is type(d_term) is ad.Zero):
         linear = [ad.instantiate_zeros(d) for d in (d_factor, d_term)]
         terms.append(centered_affine_p(x, center, *linear, axes=axes))
-    for d, sign in (d_x, 1), (d_center, -1):
-        if type(d) is not ad.Zero:
-            d = d if d is d_x else jnp.expand_dims(d, axes)
-            moved = d.astype(center.dtype) * (sign * jnp.expand_dims(factor, axes))
-            terms.append(jnp.broadcast_to(moved, x.shape).astype(x.dtype))
+    if type(d_x) is not ad.Zero:
+        moved = d_x.astype(center.dtype) * jnp.expand_dims(factor, axes)
+        terms.append(moved.astype(x.dtype))
     return y, sum(terms[1:], terms[0])
+
+
+def _plus(tangent: Any, other: Array) -> Array:
+    return other if type(tangent) is ad.Zero else tangent + other
 
 
 def _centered_affine_transpose(
@@ -198,7 +204,7 @@ def _centered_affine_transpose(
 
 def _batch_of(
     apply: Callable[[], Callable[..., Any]],
-) -> Callable[[Sequence[Array], Sequence[Any]], Any]:
+) -> Callable[..., Any]:
     """The rule of an operator that gets one more leading axis, in all operands."""
 
     def batch(
@@ -235,7 +241,7 @@ def _sharding(*avals: Any, axes: tuple[int, ...]) -> str:
     return ", ".join(operands) + f" -> {kept}, {kept}"
 
 
-moments_p = define(
+moments_p: Any = define(
     Op(
         name="moments",
         lax=_moments,
@@ -250,7 +256,7 @@ moments_p = define(
     )
 )
 
-centered_sums_p = define(
+centered_sums_p: Any = define(
     Op(
         name="centered_sums",
         lax=_centered_sums,
@@ -266,7 +272,7 @@ centered_sums_p = define(
 )
 
 # The transpose of the sums, and they are its own.
-centered_affine_p = define(
+centered_affine_p: Any = define(
     Op(
         name="centered_affine",
         lax=_centered_affine,

@@ -70,9 +70,10 @@ def batch_norm(
             raise ValueError(
                 "batch_norm: running_mean and running_var are needed unless training."
             )
-        known = (per_channel(v, format) for v in (running_mean, running_var))
-        affine = _per_channel(format, weight, bias)
-        y = _normalize(physical, *known, *affine, eps, over)
+        mean, var = (per_channel(v, format) for v in (running_mean, running_var))
+        y = _normalize(
+            physical, mean, var, *_per_channel(format, weight, bias), eps, over
+        )
         return store(y, format)
     count = x.size // max(x.shape[1], 1)
     if count == 1:
@@ -174,19 +175,26 @@ def group_norm(
             f"got {c} channels and num_groups={num_groups}."
         )
     physical, format = stored(x)
-    # Channels first, which is the fast way to sum in every format; of the channels
-    # of a group there are few.
+    grouped = format.split(1, c // num_groups)  # N, groups, their channels, spatial
+    within = axes(grouped, range(2, x.ndim + 1))
+    shape = grouped.physical_shape((n, num_groups, c // num_groups, *x.shape[2:]))
     over = axes(format, range(2, x.ndim))
-    means, variances = _moments(physical, over)
-    means, variances = (
-        _matrix(v, format, n).reshape(n, num_groups, c // num_groups)
-        for v in (means, variances)
-    )
-    mean = means.mean(2, keepdims=True)
-    var = (variances + jnp.square(means - mean)).mean(2, keepdims=True)
+    if within == tuple(range(min(within), len(shape))):
+        mean, var = (
+            _matrix(v, grouped, n) for v in _moments(physical.reshape(shape), within)
+        )
+    else:
+        # By way of channels: vectors of them are added faster than parts of each.
+        means, variances = (
+            _matrix(v, format, n).reshape(n, num_groups, c // num_groups)
+            for v in _moments(physical, over)
+        )
+        mean = means.mean(2)
+        var = (variances + jnp.square(means - mean[..., None])).mean(2)
     mean, var = (
         aligned(
-            jnp.broadcast_to(v, means.shape).reshape(n, c, *(1,) * (x.ndim - 2)), format
+            jnp.repeat(v, c // num_groups, 1).reshape(n, c, *(1,) * (x.ndim - 2)),
+            format,
         )
         for v in (mean, var)
     )
@@ -335,13 +343,9 @@ def _normalize(
     factor = lax.rsqrt(var + eps)
     if weight is not None:
         factor = factor * weight.astype(kind)
-    # The mean's gradient by way of a term that is 0: two sums over x, instead of three.
-    middle = lax.stop_gradient(mean)
-    term = (middle - mean) * factor
-    if bias is not None:
-        term = term + bias.astype(kind)
-    parts = (lax.squeeze(v, over) for v in (middle, factor, term))
-    return centered_affine(physical, *parts, over)
+    term = jnp.zeros_like(factor) if bias is None else bias.astype(kind)
+    mean, factor, term = (lax.squeeze(v, over) for v in (mean, factor, term))
+    return centered_affine(physical, mean, factor, term, over)
 
 
 def _per_channel(
