@@ -73,9 +73,11 @@ def _moments(x: Array, *, axes: tuple[int, ...]) -> list[Array]:
         empty = jnp.zeros([n for axis, n in enumerate(x.shape) if axis not in axes])
         return [empty.astype(x.dtype)] * 2
     # Sums of squares cancel badly where the mean is large, so they are taken about
-    # the mean of a few elements: one pass, where the loops of both sums are one.
+    # the mean of a few elements: one pass, where the loops of both sums are one. An
+    # axis that is spread over devices has no few elements.
+    spec = jax.typeof(x).sharding.spec
     near = x
-    for axis in axes:
+    for axis in axes if all(spec[axis] is None for axis in axes) else ():
         many = _NEAR if axis == axes[-1] else 1
         near = lax.slice_in_dim(near, 0, min(many, x.shape[axis]), axis=axis)
     point = near.mean(axes)
