@@ -123,9 +123,9 @@ def _group_norm(x: Any, weight: Any, bias: Any, channel: int) -> Any:
     return _affine(x, mean, var, weight, bias, channel)
 
 
-def _bicubic(x: Any, channel: int) -> Any:
+def _bilinear(x: Any, channel: int) -> Any:
     shape = [n if axis in (0, channel) else 2 * n for axis, n in enumerate(x.shape)]
-    return jax.image.resize(x, shape, "bicubic")
+    return jax.image.resize(x, shape, "bilinear")
 
 
 OPERATORS = (
@@ -156,10 +156,10 @@ OPERATORS = (
         lambda f, x: f.layer_norm(x, x.shape[1:]),
     ),
     Operator(
-        "bicubic x2",
-        lambda x: jl.interpolate(x, scale_factor=2, mode="bicubic"),
-        _bicubic,
-        lambda f, x: f.interpolate(x, scale_factor=2, mode="bicubic"),
+        "bilinear x2",
+        lambda x: jl.interpolate(x, scale_factor=2, mode="bilinear"),
+        _bilinear,
+        lambda f, x: f.interpolate(x, scale_factor=2, mode="bilinear"),
     ),
 )
 
