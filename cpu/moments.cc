@@ -198,7 +198,8 @@ JAX_LAYOUT_INLINE void ForEachBlock(const MomentsProblem& p, const Part& part,
   Run runs[kRuns];
   Block block = {runs, 0, part.columns, p.l, 1};
   if (part.columns == p.l) {
-    const int64_t width = p.s * p.l < 4 * kWidth ? kWidth / 4 : kWidth;
+    // Few elements are not worth many sums, which are added up in the end.
+    const int64_t width = p.s * p.l < 32 * kWidth ? kWidth / 4 : kWidth;
     block.folded = std::max<int64_t>(width / p.l, 1);
   }
   int64_t outer = part.begin / p.s, inner = part.begin % p.s, rows = 0;
