@@ -12,6 +12,8 @@ from benchmarks.results import CaseResult, Report, geometric_mean
 
 # Below this many bytes moved a call measures its dispatch: microseconds say more.
 SMALL = 2 << 20
+# Below this, or where flops do not count, products are given in microseconds.
+_FEW_FLOPS = 1e7
 _KINDS = {False: "fresh", True: "warm"}
 
 
@@ -175,9 +177,10 @@ def show_products(report: Report, console: Console) -> None:
             ratios = [_ratio(case.speedup(peer, False)) for peer in peers]
             grid.add_row(case.name, _short(case.config["dtype"]), *speeds, *ratios)
         console.print(grid)
-    console.print(
-        "GFLOP/s (us: microseconds, below 10 MFLOP); ratios are of ours", style="dim"
-    )
+    unit = "us: microseconds"
+    if any(case.flops >= _FEW_FLOPS for case in report.cases):
+        unit = "GFLOP/s (us: microseconds, below 10 MFLOP)"
+    console.print(f"{unit}; ratios are of ours", style="dim")
     for case in report.cases:
         for name, reason in case.skipped.items():
             title = f"{case.group} {case.name} {_short(case.config['dtype'])}"
@@ -185,6 +188,6 @@ def show_products(report: Report, console: Console) -> None:
 
 
 def _flops(case: CaseResult, sample: Sample) -> str:
-    if case.flops < 1e7:
-        return f"{sample.median * 1e6:.3g}us"
+    if case.flops < _FEW_FLOPS:
+        return f"{sample.median * 1e6:.0f}us"
     return f"{case.flops / sample.median / 1e9:.4g}"

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jax_layout as jl
+
 _EPSILON = 1e-5
 
 
@@ -52,6 +54,22 @@ def jax_ops(conv_general_dilated: Callable[..., Any], train: bool) -> Ops:
         )  # fmt: skip
 
     return Ops(conv, norm, jax.nn.relu, max_pool, lambda x: x.mean((2, 3)))
+
+
+def layout_ops(train: bool) -> Ops:
+    """The operators of jax_layout."""
+
+    def conv(x: Any, w: Any, stride: int = 1, groups: int = 1) -> Any:
+        return jl.conv(x, w, None, stride, w.shape[-1] // 2, groups=groups)
+
+    def norm(x: Any, p: Sequence[Any]) -> Any:
+        scale, shift, mean, variance = p
+        if train:
+            return jl.batch_norm(x, None, None, scale, shift, True, 0.1, _EPSILON)[0]
+        return jl.batch_norm(x, mean, variance, scale, shift, False, 0.1, _EPSILON)
+
+    return Ops(conv, norm, jl.relu, lambda x: jl.max_pool(x, 3, 2, 1),
+               lambda x: x.mean((2, 3)))  # fmt: skip
 
 
 def torch_ops(torch: Any, train: bool) -> Ops:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times pooling and normalisation: `python -m benchmarks.operators --help`.
+"""Times pooling, normalisation, resizing: `python -m benchmarks.operators --help`.
 
 Every contender gets its arrays in the format, and returns them in it: ours tagged,
 jax.numpy with the axes in that order, torch with strides.
@@ -123,6 +123,11 @@ def _group_norm(x: Any, weight: Any, bias: Any, channel: int) -> Any:
     return _affine(x, mean, var, weight, bias, channel)
 
 
+def _bilinear(x: Any, channel: int) -> Any:
+    shape = [n if axis in (0, channel) else 2 * n for axis, n in enumerate(x.shape)]
+    return jax.image.resize(x, shape, "bilinear")
+
+
 OPERATORS = (
     _pool("avg_pool", 2, 2, 0),
     _pool("avg_pool", 3, 2, 1),
@@ -149,6 +154,12 @@ OPERATORS = (
         lambda x: jl.layer_norm(x, x.shape[1:]),
         _layer_norm,
         lambda f, x: f.layer_norm(x, x.shape[1:]),
+    ),
+    Operator(
+        "bilinear x2",
+        lambda x: jl.interpolate(x, scale_factor=2, mode="bilinear"),
+        _bilinear,
+        lambda f, x: f.interpolate(x, scale_factor=2, mode="bilinear"),
     ),
 )
 

@@ -314,8 +314,10 @@ def kernel(
         return None
     plain = {name: tuple(range(len(memory[name]))) for name in given}
     if plan["implementation"] == "depthwise" and plain != memory:
-        # Its kernels read every order.
-        found = dataclasses.replace(found, row_major=call(plain)[0])
+        # Its kernels read every order, and XLA's copies take longer than they do.
+        found = dataclasses.replace(
+            found, in_order=lambda order: None if order else call(plain)[0]
+        )
     if packed is not None:
         if weights_format(plan["w_format"], len(conv.stride)) == packed:
             found, _ = call(memory, plan["w_format"])

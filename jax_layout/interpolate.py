@@ -8,8 +8,9 @@ elements, whose places and weights are known when the program is made.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from jax.typing import ArrayLike
 
 from jax_layout.memory_format import formatted, store
 from jax_layout.op import Op, define
+from jax_layout.permute import permute
 from jax_layout.physical import floating, sizes, whole, wide
 
 Mode = Literal["nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic"]
@@ -189,6 +191,25 @@ def _resample(x: Array, *, axis: int, map: _Resampling) -> Array:
             return jnp.repeat(x, r, axis)
         return x.reshape(*x.shape[:axis], map.n, r, *x.shape[axis + 1 :]).sum(axis + 1)
     at, weights = map.taps()
+    if len(at) > 2 and axis == x.ndim - 1 > 0:
+        rows = functools.partial(_weighted, at=at, weights=weights)
+        return lax.platform_dependent(
+            x,
+            # XLA's CPU backend gathers within rows element by element.
+            cpu=lambda x: _by_rows(x, rows),
+            default=lambda x: rows(x, axis),
+        )
+    return _weighted(x, axis, at, weights)
+
+
+def _by_rows(x: Array, function: Callable[[Array, int], Array]) -> Array:
+    """function(x, -1), applied to the first axis of the transpose."""
+    matrix = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    y = permute(function(permute(matrix, (1, 0)), 0), (1, 0))
+    return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _weighted(x: Array, axis: int, at: np.ndarray, weights: np.ndarray | None) -> Array:
     taps = [jnp.take(x, places, axis, mode="clip") for places in at]
     if weights is None:
         return taps[0]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Normalisation, and softmax, in the memory format of the input.
 
-Mean and variance come from one pass over the input. Sums of squares cancel badly
-where the mean is large, so they are taken about the mean of a few elements; the
-result does not depend on that point, and gradients need not know of it.
+Mean and variance come from one pass over the input, the sums of their gradients from
+one over it and the cotangent: `moments.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jax_layout.memory_format import MemoryFormat, formatted, store, stored
+from jax_layout.moments import centered_affine, moments
 from jax_layout.physical import aligned, array, axes, floating, per_channel, wide
-
-# So many elements tell where the mean is about.
-_NEAR = 16
 
 
 @formatted
@@ -67,16 +64,16 @@ def batch_norm(
     """
     x = _channels("batch_norm", x, running_mean, running_var, weight, bias)
     physical, format = stored(x)
+    over = axes(format, [0, *range(2, x.ndim)])
     if not training:
         if running_mean is None or running_var is None:
             raise ValueError(
                 "batch_norm: running_mean and running_var are needed unless training."
             )
-        mean, var = (
-            per_channel(v, format).astype(wide(x.dtype))
-            for v in (running_mean, running_var)
+        mean, var = (per_channel(v, format) for v in (running_mean, running_var))
+        y = _normalize(
+            physical, mean, var, *_per_channel(format, weight, bias), eps, over
         )
-        y = _normalize(physical, mean, var, *_per_channel(format, weight, bias), eps)
         return store(y, format)
     count = x.size // max(x.shape[1], 1)
     if count == 1:
@@ -84,8 +81,8 @@ def batch_norm(
             "batch_norm: a channel must have more than one element in training, "
             f"got x of shape {x.shape}."
         )
-    mean, var = _moments(physical, axes(format, [0, *range(2, x.ndim)]))
-    y = _normalize(physical, mean, var, *_per_channel(format, weight, bias), eps)
+    mean, var = _moments(physical, over)
+    y = _normalize(physical, mean, var, *_per_channel(format, weight, bias), eps, over)
     correction = count / max(count - 1, 1)
     updated = [
         None
@@ -134,8 +131,9 @@ def instance_norm(
             f"got x of shape {x.shape}."
         )
     physical, format = stored(x)
-    mean, var = _moments(physical, axes(format, range(2, x.ndim)))
-    y = _normalize(physical, mean, var, *_per_channel(format, weight, bias), eps)
+    over = axes(format, range(2, x.ndim))
+    mean, var = _moments(physical, over)
+    y = _normalize(physical, mean, var, *_per_channel(format, weight, bias), eps, over)
     return store(y, format)
 
 
@@ -177,22 +175,30 @@ def group_norm(
             f"got {c} channels and num_groups={num_groups}."
         )
     physical, format = stored(x)
-    # Channels first, which is the fast way to sum in every format; of the channels
-    # of a group there are few.
-    means, variances = _moments(physical, axes(format, range(2, x.ndim)))
-    means, variances = (
-        _matrix(v, format, n).reshape(n, num_groups, c // num_groups)
-        for v in (means, variances)
-    )
-    mean = means.mean(2, keepdims=True)
-    var = (variances + jnp.square(means - mean)).mean(2, keepdims=True)
+    grouped = format.split(1, c // num_groups)  # N, groups, their channels, spatial
+    within = axes(grouped, range(2, x.ndim + 1))
+    shape = grouped.physical_shape((n, num_groups, c // num_groups, *x.shape[2:]))
+    over = axes(format, range(2, x.ndim))
+    if within == tuple(range(min(within), len(shape))):
+        mean, var = (
+            _matrix(v, grouped, n) for v in _moments(physical.reshape(shape), within)
+        )
+    else:
+        # By way of channels: vectors of them are added faster than parts of each.
+        means, variances = (
+            _matrix(v, format, n).reshape(n, num_groups, c // num_groups)
+            for v in _moments(physical, over)
+        )
+        mean = means.mean(2)
+        var = (variances + jnp.square(means - mean[..., None])).mean(2)
     mean, var = (
         aligned(
-            jnp.broadcast_to(v, means.shape).reshape(n, c, *(1,) * (x.ndim - 2)), format
+            jnp.repeat(v, c // num_groups, 1).reshape(n, c, *(1,) * (x.ndim - 2)),
+            format,
         )
         for v in (mean, var)
     )
-    y = _normalize(physical, mean, var, *_per_channel(format, weight, bias), eps)
+    y = _normalize(physical, mean, var, *_per_channel(format, weight, bias), eps, over)
     return store(y, format)
 
 
@@ -242,9 +248,15 @@ def layer_norm(
                 f"layer_norm: {what} must have shape {shape}, got {jnp.shape(value)}."
             )
     physical, format = stored(x)
-    mean, var = _moments(physical, axes(format, range(x.ndim - len(shape), x.ndim)))
-    scale, shift = (None if v is None else aligned(v, format) for v in (weight, bias))
-    return store(_normalize(physical, mean, var, scale, shift, eps), format)
+    over = axes(format, range(x.ndim - len(shape), x.ndim))
+    mean, var = _moments(physical, over)
+    kind = mean.dtype
+    y = _normalize(physical.astype(kind), mean, var, None, None, eps, over)
+    if weight is not None:
+        y = y * aligned(weight, format).astype(kind)
+    if bias is not None:
+        y = y + aligned(bias, format).astype(kind)
+    return store(y.astype(x.dtype), format)
 
 
 @formatted
@@ -309,18 +321,8 @@ def _channels(name: str, x: ArrayLike, *vectors: Any, **more: Any) -> Array:
 
 def _moments(physical: Array, over: Sequence[int]) -> tuple[Array, Array]:
     """Mean and variance over some axes, which are kept with size 1."""
-    x = physical.astype(wide(physical.dtype))
-    if not x.size:
-        shape = [1 if axis in over else size for axis, size in enumerate(x.shape)]
-        return jnp.zeros(shape, x.dtype), jnp.zeros(shape, x.dtype)
-    near = x
-    for axis in over:
-        many = _NEAR if axis == over[-1] else 1
-        near = lax.slice_in_dim(near, 0, min(many, x.shape[axis]), axis=axis)
-    point = lax.stop_gradient(near.mean(over, keepdims=True))
-    mean = x.mean(over, keepdims=True)
-    var = jnp.square(x - point).mean(over, keepdims=True) - jnp.square(mean - point)
-    return mean, jnp.where(var < 0, jnp.zeros_like(var), var)
+    mean, var = moments(physical, over)
+    return jnp.expand_dims(mean, over), jnp.expand_dims(var, over)
 
 
 def _normalize(
@@ -330,18 +332,20 @@ def _normalize(
     weight: Array | None,
     bias: Array | None,
     eps: float,
+    over: Sequence[int],
 ) -> Array:
-    """(x - mean) / sqrt(var + eps) * weight + bias, all of them physical arrays."""
+    """(x - mean) / sqrt(var + eps) * weight + bias, all of them physical arrays.
+
+    All but x have size 1 along the axes `over`.
+    """
+    kind = wide(physical.dtype)
+    mean, var = mean.astype(kind), var.astype(kind)
     factor = lax.rsqrt(var + eps)
     if weight is not None:
-        factor = factor * weight.astype(factor.dtype)
-    # The mean's gradient by way of a term that is 0: two sums over x, instead of three.
-    middle = lax.stop_gradient(mean)
-    term = (middle - mean) * factor
-    if bias is not None:
-        term = term + bias.astype(term.dtype)
-    x = physical.astype(factor.dtype)
-    return ((x - middle) * factor + term).astype(physical.dtype)
+        factor = factor * weight.astype(kind)
+    term = jnp.zeros_like(factor) if bias is None else bias.astype(kind)
+    mean, factor, term = (lax.squeeze(v, over) for v in (mean, factor, term))
+    return centered_affine(physical, mean, factor, term, over)
 
 
 def _per_channel(

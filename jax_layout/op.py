@@ -51,9 +51,9 @@ class Kernel:
       result_layouts: the same of the results.
       prepare: `prepare(*operands)`: the custom call's operands, a sequence made of
         the operator's in `jax.lax`. Left out, they are the same.
-      row_major: the custom call where operands and results are row-major, to take
-        where the operands come from the program's arguments and lie so already.
-        It and the layouts take an operator that `Op.layouts` says has them.
+      in_order: `in_order(order)`: the custom call where the operands come to lie in
+        this order, the axes as in `operand_layouts`, () if row-major; or None.
+      ordered_by: which operands are asked for theirs. Left out, all.
     """
 
     attributes: Mapping[str, Any]
@@ -63,7 +63,8 @@ class Kernel:
     operand_layouts: Sequence[Sequence[int]] | None = None
     result_layouts: Sequence[Sequence[int]] | None = None
     prepare: Callable[..., Sequence[Any]] | None = None
-    row_major: Kernel | None = None
+    in_order: Callable[[tuple[int, ...]], Kernel | None] | None = None
+    ordered_by: Sequence[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +96,8 @@ class Op:
       platforms: jax's names of the platforms that `kernel` is asked for.
       dtypes: names of the dtypes of the first result that kernels can make; others
         run the `lax` function. Left out, it can be any.
-      layouts: whether kernels declare layouts. They then read arrays through
-        transposes, by their shape in `attributes`, not by that of the buffers.
+      layouts: whether kernels declare layouts or choose by them. They then read
+        arrays through transposes, and must not read the shape of a buffer.
     """
 
     name: str
@@ -293,12 +294,10 @@ def _custom_call(
     op: Op, kernel: Kernel, ctx: mlir.LoweringRuleContext, *operands: Any
 ) -> Any:
     results = len(ctx.avals_out)
-    if (
-        kernel.row_major is not None
-        and _compat.is_whole_program(ctx)
-        and producers.lie_row_major(operands)
-    ):
-        kernel = kernel.row_major
+    if kernel.in_order is not None and _compat.is_whole_program(ctx):
+        asked = range(len(operands)) if kernel.ordered_by is None else kernel.ordered_by
+        order = producers.order_of([operands[i] for i in asked])
+        kernel = (None if order is None else kernel.in_order(order)) or kernel
     operand_layouts, result_layouts = kernel.operand_layouts, kernel.result_layouts
     if kernel.prepare is not None:
         prepared = jax.make_jaxpr(kernel.prepare)(*ctx.avals_in).out_avals

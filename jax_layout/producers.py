@@ -43,33 +43,36 @@ def through_transposes(value: Any, layout: Sequence[int]) -> tuple[Any, list[int
     return value, layout
 
 
-def lie_row_major(values: Sequence[Any]) -> bool:
-    """Whether XLA has these values row-major if nothing else is asked of it.
+def order_of(values: Sequence[Any]) -> tuple[int, ...] | None:
+    """The order in which XLA has these values in memory if nothing else asks for one.
 
-    They are then arguments of the program, or made elementwise of such and of the
-    row-major results of custom calls. False where that is not known.
+    It follows arguments of the program and results of custom calls through what is
+    elementwise.
+
+    Returns:
+      the axes, the slowest to change first, () if row-major; None where that is not
+      known, or not the same of all.
     """
     pending, visited = list(values), set()
+    found: set[tuple[int, ...] | None] = set()
     while pending:
         value = pending.pop()
         if isinstance(value.owner, ir.Block):
-            if not _row_major_argument(value):
-                return False
+            found.add(() if _row_major_argument(value) else None)
             continue
         operation = value.owner.operation
         if operation in visited:
             continue
         visited.add(operation)
-        if len(visited) > _MOST_VISITED:
-            return False
         if operation.name in _ELEMENTWISE:
             pending.extend(operation.operands)
         elif operation.name == "stablehlo.custom_call":
-            if not _row_major_result(operation, value):
-                return False
+            found.add(_order_of_result(operation, value))
         elif operation.name not in _ANYWHERE:
-            return False
-    return True
+            return None
+        if len(visited) > _MOST_VISITED or len(found) > 1 or None in found:
+            return None
+    return found.pop() if found else ()
 
 
 def _made_by(value: Any, name: str) -> Any:
@@ -91,8 +94,10 @@ def _row_major_argument(argument: Any) -> bool:
     return ir.StringAttr(attributes["mhlo.layout_mode"]).value == "default"
 
 
-def _row_major_result(call: Any, value: Any) -> bool:
+def _order_of_result(call: Any, value: Any) -> tuple[int, ...] | None:
     if "result_layouts" not in call.attributes:
-        return False
-    layout = list(call.attributes["result_layouts"][value.result_number])
-    return layout == sorted(layout, reverse=True)
+        return None
+    layouts = ir.ArrayAttr(call.attributes["result_layouts"])
+    layout = ir.DenseIntElementsAttr(layouts[value.result_number])
+    order = tuple(int(layout[i]) for i in reversed(range(len(layout))))
+    return () if order == tuple(range(len(order))) else order

@@ -33,6 +33,7 @@ from jax_layout.index import index_add_p, index_select_p
 from jax_layout.interpolate import _Resampling, resample_p
 from jax_layout.linear import linear_grad_p, linear_p, linear_tangent_p
 from jax_layout.memory_format import MemoryFormat, memory_format_p
+from jax_layout.moments import centered_affine_p, centered_sums_p, moments_p
 from jax_layout.packed_convolution import conv_packed_p
 from jax_layout.permute import permute_p
 from jax_layout.scaled_gemm import scaled_gemm_p
@@ -148,6 +149,21 @@ EXAMPLES = {
             partial(memory_format_p, format=MemoryFormat.named("NHWC")),
             [(2, 4, 6, 5)],
             [(2, 0, 6, 5)],
+        )
+    ],
+    "moments": [Example(partial(moments_p, axes=(0, 2)), [(8, 16, 40)], [(0, 16, 40)])],
+    "centered_sums": [
+        Example(
+            partial(centered_sums_p, axes=(0, 1)),
+            [(10, 30, 16), (10, 30, 16), (16,)],
+            [(10, 0, 16), (10, 0, 16), (16,)],
+        )
+    ],
+    "centered_affine": [
+        Example(
+            partial(centered_affine_p, axes=(0, 2)),
+            [(4, 6, 8), (6,), (6,), (6,)],
+            [(4, 0, 8), (0,), (0,), (0,)],
         )
     ],
     "pool_sum": [

@@ -5,6 +5,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Callable
 
 import jax
@@ -649,7 +650,8 @@ def test_a_chain_in_nhwc_moves_nothing():
     assert (8 * 64**3 * 4) >= 1 << 20  # or XLA permutes, without a kernel of ours
     for f in (block, jax.grad(lambda *operands: block(*operands).sum())):
         text = hlo.compiled(f, x, x, jnp.ones(64))
-        assert hlo.kernels(text) == 0
+        ours = re.findall('custom_call_target="jax_layout_([a-z_]*)"', text)
+        assert set(ours) <= {"moments", "centered_sums"}
         assert hlo.count("transpose", text) == 0
 
 
