@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times convolutions: `python -m benchmarks.conv --help`."""
+"""Times convolutions: `python -m benchmarks.conv --help`.
+
+In networks, ours is made of this package's operators; "our conv" has only its
+convolution in the place of lax's.
+"""
 
 import argparse
 import dataclasses
@@ -60,10 +64,14 @@ def _measure_case(
 ) -> CaseResult:
     parameters, x = case.operands()
     operands = jax.device_put((parameters, x), device)
+    exchanged = case.jax(jl.conv_general_dilated)
+    plain = case.jax(jax.lax.conv_general_dilated)
     contenders = [
-        _jax_contender("ours", case, jl.conv_general_dilated, operands),
-        _jax_contender("lax", case, jax.lax.conv_general_dilated, operands),
+        _jax_contender("ours", case, case.ours or exchanged, operands),
+        _jax_contender("lax", case, plain, operands),
     ]
+    if case.ours is not None:
+        contenders.append(_jax_contender("our conv", case, exchanged, operands))
     if torch is not None and device.platform == "cpu":
         contenders += _torch_contenders(case, parameters, x)
     contenders = [
@@ -85,14 +93,14 @@ def _read(contender: Contender) -> np.ndarray:
     return contender.read(contender.launch(0))
 
 
-def _jax_contender(family: str, case: ConvCase, conv: Any, operands: Any) -> Contender:
-    f = jax.jit(value(case, case.jax(conv)))
+def _jax_contender(family: str, case: ConvCase, f: Any, operands: Any) -> Contender:
+    f = jax.jit(value(case, f))
     return Contender(
         family,
         "ours" if family == "ours" else "peer",
         lambda _: f(*operands),
         jax.block_until_ready,
-        lambda result: np.asarray(jax.tree.leaves(result)[0]),
+        lambda result: np.concatenate([np.ravel(x) for x in jax.tree.leaves(result)]),
     )
 
 
@@ -149,7 +157,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--set", choices=["single", "loop", "network", "all"], default="all")
     add("--case", nargs="+", metavar="SUBSTRING", help='of "set: case"')
-    add("--peers", nargs="*", metavar="NAME", help='only these: lax torch "torch last"')
+    add(
+        "--peers",
+        nargs="*",
+        metavar="NAME",
+        help='only these: lax "our conv" torch "torch last"',
+    )
     add("--device", choices=["cpu", "gpu"], default="cpu")
     add("--rounds", type=int, metavar="N", help="samples per contender (9)")
     add("--seconds", type=float, default=3.0, help="budget of a case (3)")

@@ -25,6 +25,8 @@ class ConvCase:
       x: shape of the input, NCHW or NHWC.
       jax: `jax(conv_general_dilated)`: a function of the parameters and the input.
       torch: `torch(module)`, the same.
+      ours: that function of jax_layout's operators; left out, it has only our
+        convolution.
       gradient: of the sum of squares, by the parameters and the input.
       channels_last: the input is NHWC; of torch's, in memory.
     """
@@ -37,6 +39,7 @@ class ConvCase:
     torch: Callable[[Any], Function]
     gradient: bool = False
     channels_last: bool = False
+    ours: Function | None = None
 
     @property
     def config(self) -> dict[str, str]:
@@ -147,7 +150,11 @@ def _network(
             return lambda parameters, x: net(ops, parameters, x)
 
         title = f"{name}, batch {x[0]}{', gradient' if gradient else ''}"
-        return ConvCase("network", title, parameters, x, with_conv, in_torch, gradient)
+        ours = nets.layout_ops(train=gradient)
+        return ConvCase(
+            "network", title, parameters, x, with_conv, in_torch, gradient,
+            ours=lambda parameters, x: net(ours, parameters, x),
+        )  # fmt: skip
 
     return [case(False), case(True)]
 

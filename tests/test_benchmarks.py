@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
-from benchmarks import display, permute
+from benchmarks import conv, display, permute
 from benchmarks.buffers import Buffers
 from benchmarks.harness import (
     Contender,
@@ -174,6 +174,18 @@ def test_select_by_set_and_name():
     assert len(permute.select("all", None)) == len(ALL_CASES)
     assert [c.group for c in permute.select("tiny", None)] == ["tiny"] * 4
     assert {c.name for c in permute.select("all", ["K^T"])} == {"attention K^T"}
+
+
+def test_a_short_run_of_convolutions(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    for chosen in (["single: depthwise"], ["network: MobileNetV2, batch 1"]):
+        arguments = ["--case", *chosen, "--quick", "--rounds", "1", "--seconds", "0.01"]
+        assert conv.main([*arguments, "--json", str(path)]) == 0
+        capsys.readouterr()
+        cases = Report.load(path).cases
+        assert len(cases) in (2, 4) and not any(case.skipped for case in cases)
+        families = {sample.label for case in cases for sample in case.samples}
+        assert {"ours", "lax"} <= families
 
 
 def test_a_short_run(tmp_path, capsys):
