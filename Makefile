@@ -2,14 +2,16 @@
 #
 # make test, make custom-op, make demo, make bench, make lint, make docs: each in a virtual
 # environment of its own making. make cuda adds the CUDA kernels to it; that needs nvcc, but no GPU.
+# make wheel: what is released, in dist, tried where it is all that is installed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Python files are used in place; these have to be installed again.
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/* core/* cpu/*)
+RELEASE := .venv-release
 BENCH ?= --set ml --json benchmarks/results/latest.json --plot benchmarks/results/latest.png
 
-.PHONY: test custom-op demo bench lint docs cuda clean
+.PHONY: test custom-op demo bench lint docs wheel cuda clean
 
 test: $(VENV)/with-test,bench
 	$(BIN)/python -m pytest -n auto --dist loadfile
@@ -39,16 +41,41 @@ docs: $(VENV)/with-docs
 	  --output-dir docs docs/tour.ipynb
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
+# The wheel is built from the source distribution, as pip would.
+wheel: $(RELEASE)/ready
+	rm -rf dist build/dist
+	$(RELEASE)/bin/python -m build --outdir build/dist
+	PATH="$(CURDIR)/$(RELEASE)/bin:$$PATH" auditwheel repair --wheel-dir dist build/dist/*.whl
+	mv build/dist/*.tar.gz dist
+	$(RELEASE)/bin/python -m twine check --strict dist/*
+	$(RELEASE)/bin/python tests/wheel.py dist/*.whl
+
 cuda: | $(BIN)/python
 	$(BIN)/python -m pip install -e '.[cuda13]' -C cmake.define.JAX_LAYOUT_CUDA=ON
 
 clean:
-	rm -rf $(VENV) build dist docs/generated docs/tour.md site *.egg-info
+	rm -rf $(VENV) $(RELEASE) build dist docs/generated docs/tour.md site *.egg-info
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# with-A,B: the project and its optional dependencies A and B.
-$(VENV)/with-%: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[$*]'
+# What these optional dependencies are, without the project itself.
+requirements = "import sys, tomllib; \
+  extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
+  print(*(each for name in sys.argv[1].split(',') for each in extras[name]), sep='\n')"
+
+$(RELEASE)/ready: pyproject.toml
+	$(PYTHON) -m venv $(RELEASE)
+	$(PYTHON) -c $(requirements) release > $@
+	$(RELEASE)/bin/python -m pip install --quiet -r $@
+
+$(VENV)/project: $(SOURCES) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e .
 	touch $@
+
+# with-A,B: the project is there, and its optional dependencies A and B.
+$(VENV)/with-%: pyproject.toml | $(VENV)/project
+	$(PYTHON) -c $(requirements) $* > $@
+	$(BIN)/python -m pip install --quiet -r $@
+
+.DELETE_ON_ERROR:

@@ -299,9 +299,10 @@ void Start(const char* x, char* y, int64_t offset, int64_t bytes) {
   }
 }
 
-// Every row of y is written once, by the task that owns it.
+// Every row of y is written once, by the task that owns it; if y has been
+// `started`, only those to which something is added.
 Status AddByRow(const IndexPlan& p, SumType type, const void* index,
-                const char* source, const char* x, char* y,
+                const char* source, const char* x, char* y, bool started,
                 const Executor& executor) {
   const auto pairs = Scratch<Pair>(p.batch * p.count);
   const auto kept = Scratch<int64_t>(p.batch);
@@ -313,9 +314,11 @@ Status AddByRow(const IndexPlan& p, SumType type, const void* index,
   const int64_t slice = p.extent * row_bytes;
   const int64_t width = std::min(p.inner, kSums);
   const int64_t parts = CeilDiv(p.inner, width);  // of a row
-  const int64_t block = std::max<int64_t>(1, kTaskBytes / row_bytes);
+  const bool zeroed = started && x == nullptr;
+  const int64_t block =
+      std::max<int64_t>(1, (zeroed ? kHugePage : kTaskBytes) / row_bytes);
   const int64_t blocks = CeilDiv(p.extent, block);
-  const bool stream = x != y && p.batch * p.outer * slice >= kStreamBytes &&
+  const bool stream = !started && p.batch * p.outer * slice >= kStreamBytes &&
                       row_bytes >= 4 * kLine;
   BlockFunction* copy = stream ? FunctionsOf(BestIsa()).copy : nullptr;
   const auto sum_row = FunctionsOf(type).sum_row;
@@ -338,7 +341,7 @@ Status AddByRow(const IndexPlan& p, SumType type, const void* index,
     // Rows up to `stop`, to which nothing is added.
     int64_t row = first;
     const auto pass = [&](int64_t stop) {
-      if (x == y) return;
+      if (started) return;
       const bool whole = parts == 1;
       const int64_t rows = whole ? 1 : stop - row;
       const int64_t bytes =
@@ -367,12 +370,12 @@ Status AddByRow(const IndexPlan& p, SumType type, const void* index,
 // In the order of the index: a task owns some slices of y, or a part of the
 // rows of one.
 Status AddInOrder(const IndexPlan& p, SumType type, const void* index,
-                  const char* source, const char* x, char* y,
+                  const char* source, const char* x, char* y, bool started,
                   const Executor& executor) {
   const int64_t row_bytes = p.inner_bytes();
   const int64_t slice = p.extent * row_bytes;
   const auto add_rows = FunctionsOf(type).add_rows;
-  if (x != y) {
+  if (!started) {
     const int64_t size = p.batch * p.outer * slice;
     executor.ParallelFor(CeilDiv(size, kTaskBytes), [&](int64_t task) {
       const int64_t from = task * kTaskBytes;
@@ -495,15 +498,16 @@ Status IndexAdd(const IndexPlan& plan, SumType type, const void* index,
   const auto* from = static_cast<const char*>(x);
   auto* to = static_cast<char*>(y);
   const bool in_place = from == to;
-  if (!in_place) {
-    TouchPages(to, p.batch * p.outer * p.extent * p.inner_bytes(), executor);
-  }
+  const int64_t size = p.batch * p.outer * p.extent * p.inner_bytes();
+  const bool zeroed = from == nullptr && ZeroPages(to, size);
+  const bool started = in_place || zeroed;  // y holds what is added to
   const bool many = p.batch * p.outer >= 2 * executor.num_threads();
-  if (FunctionsOf(type).add_rows != nullptr &&
-      (in_place || many || p.inner_bytes() < kLongRow)) {
-    return AddInOrder(p, type, index, added, from, to, executor);
-  }
-  return AddByRow(p, type, index, added, from, to, executor);
+  const bool in_order = FunctionsOf(type).add_rows != nullptr &&
+                        (in_place || many || p.inner_bytes() < kLongRow);
+  // Row by row, whose thread is the first to write to a page makes it.
+  if (!in_place && (in_order || !zeroed)) TouchPages(to, size, executor);
+  return (in_order ? AddInOrder : AddByRow)(p, type, index, added, from, to,
+                                            started, executor);
 }
 
 }  // namespace jax_layout

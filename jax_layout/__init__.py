@@ -5,6 +5,13 @@
 >>> import jax_layout as jl
 >>> jl.permute(jnp.zeros((8, 3, 224, 224)), (0, 2, 3, 1)).shape
 (8, 224, 224, 3)
+
+Shapes and errors come without values, as PyTorch's meta tensors give them:
+
+>>> import jax
+>>> a, b = (jax.ShapeDtypeStruct((10**6, 10**6), "float32") for _ in "ab")
+>>> jax.eval_shape(jl.mm, a, b)
+ShapeDtypeStruct(shape=(1000000, 1000000), dtype=float32)
 """
 
 from importlib.metadata import version as _version

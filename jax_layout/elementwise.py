@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,10 @@ from jax_layout.memory_format import formatted, memory_format, store
 from jax_layout.physical import aligned
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def elementwise(function: Callable[P, Any]) -> Callable[P, Any]:
+def elementwise(function: Callable[P, R]) -> Callable[P, R]:
     """Makes an elementwise function keep the memory format of its operands.
 
     The result of one operand has its format. Of several, the largest array decides,
@@ -41,18 +42,18 @@ def elementwise(function: Callable[P, Any]) -> Callable[P, Any]:
     """
 
     @functools.wraps(function)
-    def on_physical(*operands: Any, **options: Any) -> Any:
+    def on_physical(*operands: Any, **options: Any) -> R:
         arrays = [x for x in operands if getattr(x, "ndim", 0)]
         largest = max(arrays, key=lambda x: x.size, default=None)
         if largest is None or largest.ndim < max(x.ndim for x in arrays):
-            return function(*operands, **options)  # type: ignore[call-arg]
+            return function(*operands, **options)
         format = memory_format(largest)
         if format.row_major:
-            return function(*operands, **options)  # type: ignore[call-arg]
+            return function(*operands, **options)
         physical = [
             aligned(x, format) if getattr(x, "ndim", 0) else x for x in operands
         ]
-        out = function(*physical, **options)  # type: ignore[call-arg, arg-type]
+        out = function(*physical, **options)  # type: ignore[arg-type]
         return jax.tree.map(lambda y: store(y, format), out)
 
     return formatted(on_physical)

@@ -239,10 +239,14 @@ def _add(
 # are the first of x and of source too, and come before `axis`.
 
 
+def _wide(index: Array, extent: int) -> Array:
+    """The index in a type that counts the rows."""
+    return index.astype(np.int64) if extent > np.iinfo(index.dtype).max else index
+
+
 def _resolve(index: Array, extent: int, clip: bool) -> Array:
     """The index without negative ones; `extent` for those that name no row."""
-    if extent > np.iinfo(index.dtype).max:
-        index = index.astype(np.int64)
+    index = _wide(index, extent)
     index = jnp.where(index < 0, index + extent, index)
     if clip:
         return jnp.clip(index, 0, extent - 1)
@@ -321,13 +325,15 @@ def _fill_value(dtype: Any, mode: str) -> Any:
 
 def _select_lax(x: Array, index: Array, *, axis: int, mode: str) -> Array:
     batch = index.ndim - 1
+    extent = x.shape[axis]
+    clip = mode == "clip"  # where jnp.take takes negative indices for 0
 
     def take(x: Array, index: Array) -> Array:
         return jnp.take(
             x,
-            _resolve(index, x.shape[axis - batch], mode == "clip"),
+            _resolve(index, extent, clip) if clip else _wide(index, extent),
             axis=axis - batch,
-            mode="clip" if mode == "clip" else "fill",
+            mode="clip" if clip else "fill",
             fill_value=0 if mode == "zero" else None,
         )
 
@@ -428,7 +434,7 @@ def _add_lax(
     at = (slice(None),) * (axis - batch)
 
     def add(index: Array, source: Array, y: Array) -> Array:
-        rows = _resolve(index, extent, clip)
+        rows = _resolve(index, extent, clip) if clip else _wide(index, extent)
         return y.at[(*at, rows)].add(source, mode="drop")
 
     def sum_up(index: Array, source: Array, *x: Array) -> Array:

@@ -19,7 +19,7 @@ import math
 import re
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from jax_layout.permute import permute
 
 Atom = tuple[int, int]  # dimension, and which of its atoms; 0 is the outermost
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Channels(enum.Enum):
@@ -508,7 +509,7 @@ def _as_it_lies(format: MemoryFormat, placement: Any) -> Callable[[Array], Array
     )
 
 
-def formatted(function: Callable[P, Any]) -> Callable[P, Any]:
+def formatted(function: Callable[P, R]) -> Callable[P, R]:
     """Lets an operator made of `stored` and `store` be called outside of a trace.
 
     Concrete arrays in a format of their own are then read, and the results
@@ -516,7 +517,7 @@ def formatted(function: Callable[P, Any]) -> Callable[P, Any]:
     """
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         leaves, tree = jax.tree.flatten((args, kwargs))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return function(*args, **kwargs)
@@ -536,11 +537,11 @@ def formatted(function: Callable[P, Any]) -> Callable[P, Any]:
 
 @functools.lru_cache(maxsize=512)
 def _compiled(
-    function: Callable[..., Any],
+    function: Callable[..., R],
     tree: Any,
     formats: tuple[MemoryFormat | None, ...],
     static: tuple[tuple[type, Hashable] | None, ...],
-) -> Callable[..., Any]:
+) -> Callable[..., R]:
     results: list[MemoryFormat | None] = []
 
     def run(*arrays: Array) -> Any:

@@ -3,6 +3,7 @@
 
 import ctypes
 import itertools
+import mmap
 import os
 import pathlib
 import subprocess
@@ -295,3 +296,57 @@ def test_sanitizers(tmp_path):
 
 if __name__ == "__main__":
     check_under_sanitizers(sys.argv[1])
+
+
+SIZE, START = (33 << 20) + 300, 4000  # of a result, in memory that is longer
+
+
+def zero_pages(library, memory):
+    """Whether the result is zero now; and the bytes beside it are as they were."""
+    memory[:START] = b"x" * START
+    memory[START + SIZE :] = b"x" * (len(memory) - START - SIZE)
+    whole = np.frombuffer(memory, np.uint8)
+    function = library.ZeroPages
+    function.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    found = function(whole.ctypes.data + START, SIZE)
+    assert (whole[:START] == ord("x")).all()
+    assert (whole[START + SIZE :] == ord("x")).all()
+    return bool(found)
+
+
+def new_memory(flags=mmap.MAP_PRIVATE, file=-1):
+    return mmap.mmap(file, START + SIZE + 5000, flags=flags)
+
+
+def test_untouched_memory_is_zero(library):
+    memory = new_memory()
+    memory[START : START + 5000] = b"y" * 5000  # but for its start
+    memory[START + SIZE - 100 : START + SIZE] = b"y" * 100
+    assert zero_pages(library, memory)
+    assert not np.frombuffer(memory, np.uint8)[START : START + SIZE].any()
+
+
+def test_memory_in_use_is_left_alone(library):
+    memory = new_memory()
+    result = np.frombuffer(memory, np.uint8)[START : START + SIZE]
+    result[:] = 1
+    assert not zero_pages(library, memory)
+    assert (result == 1).all()
+
+
+@pytest.mark.parametrize("flags", ["MAP_PRIVATE", "MAP_SHARED"])
+def test_memory_of_a_file_is_not_zero(library, flags, tmp_path):
+    path = tmp_path / "file"
+    content = np.ones(START + SIZE + 5000, np.uint8)
+    content.tofile(path)
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+        # Dropped from the page cache, no page of it is present.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        memory = new_memory(getattr(mmap, flags), file.fileno())
+        assert not zero_pages(library, memory)
+    assert (np.frombuffer(memory, np.uint8)[START : START + SIZE] == 1).all()
+
+
+def test_shared_memory_is_not_given_back(library):
+    assert not zero_pages(library, new_memory(mmap.MAP_SHARED | mmap.MAP_ANONYMOUS))

@@ -129,6 +129,22 @@ def test_large(dtype):
     test_index_add(dtype, *LARGE, "fill")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("row", [256, 2048])
+def test_the_gradient_of_a_large_array(row, dtype):
+    """Some of its pages, which nobody has touched, are zero without being written."""
+    shape, count = (40_000_000 // row, row), 300
+    index, ct = indices(shape[0] // 3, count), array((count, row), dtype)
+    found = jax.jit(
+        lambda ct, index: jax.linear_transpose(
+            lambda x: jl.index_select(x, 0, index), jax.ShapeDtypeStruct(shape, dtype)
+        )(ct)[0]
+    )(ct, index)
+    expected = np.zeros(shape, np.float32)
+    np.add.at(expected, np.asarray(index), np.asarray(ct, np.float32))
+    equal(found, jnp.asarray(expected).astype(dtype))
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
 @pytest.mark.parametrize("shape", [(), (4,)], ids=str)
 def test_as_torch(shape, axis):

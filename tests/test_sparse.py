@@ -106,38 +106,3 @@ def test_bad_input(kind):
         jl.linear(s, b.T, weight_grad=b.T)
     with pytest.raises(ValueError, match="must be a matrix without batch"):
         jl.mm(kind.fromdense(jnp.stack([a, a]), n_batch=1), b)
-
-
-# --- arguments that are only shapes, under jax.eval_shape
-
-
-def meta(*shape, dtype="float32"):
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-@pytest.mark.parametrize(
-    "f, operands, shape",
-    [
-        (jl.mm, [meta(3, 4), meta(4, 5)], (3, 5)),
-        (jl.addmm, [meta(5), meta(3, 4), meta(4, 5)], (3, 5)),
-        (jl.linear, [meta(2, 3, 4), meta(5, 4), meta(5)], (2, 3, 5)),
-        (lambda x: jl.permute(x, (1, 0)), [meta(10**6, 10**6)], (10**6, 10**6)),
-        (
-            lambda x, i: jl.index_select(x, 0, i),
-            [meta(10**8, 10**4), meta(7, dtype="int32")],
-            (7, 10**4),
-        ),
-    ],
-)
-def test_shapes_without_running(f, operands, shape):
-    out = jax.eval_shape(f, *operands)
-    assert out.shape == shape and out.dtype == jnp.float32
-
-
-def test_errors_without_running():
-    with pytest.raises(ValueError, match=r"mm: .* cannot be multiplied \(3x4 and 5x4"):
-        jax.eval_shape(jl.mm, meta(3, 4), meta(5, 4))
-    with pytest.raises(TypeError, match="addmm: expected mat1 and mat2"):
-        jax.eval_shape(jl.addmm, meta(5), meta(3, 4), meta(4, 5, dtype="float64"))
-    with pytest.raises(ValueError, match="index_select: axis must lie in"):
-        jax.eval_shape(lambda x, i: jl.index_select(x, 2, i), meta(3, 4), meta(2))
