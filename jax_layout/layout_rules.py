@@ -38,6 +38,7 @@ class Step:
       emit_in: the only result, in the format that is asked for, of operands that
         are still to be asked for a format: `emit_in(format, *values)`.
       bytes_moved: what the operator re-orders inside, beyond its operands.
+      unknown: whether no rule is known for the primitive.
     """
 
     wanted: Sequence[MemoryFormat | None]
@@ -45,17 +46,24 @@ class Step:
     emit: Callable[..., Sequence[Array]] | None = None
     emit_in: Callable[..., Array] | None = None
     bytes_moved: int = 0
+    unknown: bool = False
+
+    @property
+    def uses(self) -> list[tuple[MemoryFormat, ...]]:
+        """The formats in which each operand is read."""
+        return [() if format is None else (format,) for format in self.wanted]
 
 
 Rule = Callable[[Equation, Formats], Step | None]
 
 
-def barrier(eqn: Equation) -> Step:
-    """What is done with equations that no rule is known for."""
+def barrier(eqn: Equation, unknown: bool = False) -> Step:
+    """What is done with equations that have no rule, or none for their operands."""
     return Step(
         [row_major(v.aval.ndim) if is_array(v) else None for v in eqn.invars],
         [row_major(v.aval.ndim) if is_array(v) else None for v in eqn.outvars],
         lambda *operands: _compat.bind(eqn, operands),
+        unknown=unknown,
     )
 
 

@@ -334,7 +334,8 @@ def trace(
     for candidate in anchors:
         assert candidate is not None
         planner = Planner(candidate, RULES, _NESTED, weights=weights)
-        plan = planner.plan(closed, formats)
+        ends = [row_major(aval.ndim) for aval in closed.out_avals]
+        plan = planner.plan(closed, formats, ends)
         cost = plan.total()
         for v, given in zip(plan.jaxpr.outvars, plan.given, strict=True):
             cost.convert(v, given, row_major(v.aval.ndim))
