@@ -272,10 +272,8 @@ def _body(
         cost, ends = Cost(), Cost()
         cost.add(plan.cost, trips)
         cost.add(plan.operand_cost(own, None), trips)
-        for v, made, kept, first in zip(variables, given, start, carry, strict=True):
-            turn = Cost()
-            turn.convert(v, made, kept)
-            cost.add(turn, trips)
+        cost.add(plan.result_cost(start), trips)
+        for v, kept, first in zip(variables, start, carry, strict=True):
             ends.convert(v, first, kept)
             # What a loop carries out is wanted as it came in, as far as is known.
             ends.convert(v, kept, first or row_major(v.aval.ndim))
@@ -431,8 +429,7 @@ def _cond(eqn: Equation, formats: Formats, planner: Planner) -> Nested | Step:
     costs = []
     for plan in plans:
         cost = plan.total()
-        for v, made, kept in zip(eqn.outvars, plan.given, given, strict=True):
-            cost.convert(v, made, kept)
+        cost.add(plan.result_cost(given))
         costs.append(cost)
 
     def run(values: Sequence[Value]) -> list[Value]:

@@ -144,6 +144,7 @@ class Plan:
       cost: without the conversions of operands.
       used: the formats that each operand is wanted in; what differs from its own
         is a conversion that can be made before a loop, or once for all calls.
+      have: other formats that each value is in, for one equation or another.
     """
 
     jaxpr: Flat
@@ -153,6 +154,7 @@ class Plan:
     given: list[MemoryFormat | None]
     cost: Cost
     used: list[dict[MemoryFormat, None]]
+    have: dict[Any, set[MemoryFormat]]
 
     def total(self) -> Cost:
         """The cost with the conversions of operands."""
@@ -172,16 +174,24 @@ class Plan:
                 cost.convert(v, format, other)
         return cost
 
+    def result_cost(self, ends: Formats) -> Cost:
+        """The cost of the results' conversions, without those made for an equation."""
+        cost = Cost()
+        made = {v: set(formats) for v, formats in self.have.items()}
+        for v, given, end in zip(self.jaxpr.outvars, self.given, ends, strict=False):
+            if end is None or isinstance(v, Literal):
+                continue
+            if end not in made.setdefault(v, set()):
+                made[v].add(end)
+                cost.convert(v, given, end)
+        return cost
+
     def whole(self, ends: Formats, shares: Sequence[float]) -> float:
         """Bytes moved, with operands' conversions by share and those of results."""
-        total = float(self.cost.bytes_moved)
+        total = float(self.cost.bytes_moved + self.result_cost(ends).bytes_moved)
         for i, share in enumerate(shares):
             total += share * self.operand_cost(i, i + 1).bytes_moved
-        last = Cost()
-        for v, made, end in zip(self.jaxpr.outvars, self.given, ends, strict=False):
-            if end is not None:
-                last.convert(v, made, end)
-        return total + last.bytes_moved
+        return total
 
 
 NestedRule = Callable[[Equation, Formats, "Planner"], Step | Nested | None]
@@ -366,7 +376,8 @@ def _assembled(
         base.update(zip(eqn.outvars, step.given, strict=True))
     given = [format_of(v, base) for v in jaxpr.outvars]
     reads = [used[v] for v in jaxpr.invars]
-    return Plan(jaxpr, captured, formats, steps, given, cost, reads)
+    have.update((v, set(formats)) for v, formats in used.items())
+    return Plan(jaxpr, captured, formats, steps, given, cost, reads, have)
 
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call")

@@ -337,8 +337,7 @@ def trace(
         ends = [row_major(aval.ndim) for aval in closed.out_avals]
         plan = planner.plan(closed, formats, ends)
         cost = plan.total()
-        for v, given in zip(plan.jaxpr.outvars, plan.given, strict=True):
-            cost.convert(v, given, row_major(v.aval.ndim))
+        cost.add(plan.result_cost(ends))
         better = cost.bytes_moved <= total
         traced.report = LayoutReport(
             total, cost.bytes_moved, better, cost.conversions, dict(cost.barriers)

@@ -246,8 +246,7 @@ def plan_layout(
             if (aval.shape, aval.dtype, ends[i]) not in kept:
                 ends[i] = row_major(aval.ndim)
         cost = plan.total()
-        for v, made, end in zip(plan.jaxpr.outvars, plan.given, ends, strict=True):
-            cost.convert(v, made, end)
+        cost.add(plan.result_cost(ends))
         report = dataclasses.replace(
             traced.report,
             planned_bytes=cost.bytes_moved,
