@@ -38,6 +38,8 @@ from jax_layout.layout_rules import (
 )
 from jax_layout.memory_format import MemoryFormat, convert, row_major
 
+# The name, in jax's stack of names, of conversions.
+SCOPE = "optimize_layout"
 # How often a loop runs whose length is not known.
 UNKNOWN_TRIPS = 2
 
@@ -74,6 +76,7 @@ class Value:
         make: Callable[[MemoryFormat], Array] | None = None,
     ):
         self.format = format  # None: it is made where it is wanted, by `make`
+        self.maker: Equation | None = None
         self.make = make
         self.made = {} if make else {format: array}
 
@@ -88,7 +91,8 @@ class Value:
             else:
                 assert self.format is not None and format is not None
                 base = self.made[self.format]
-                self.made[format] = convert(base, self.format, format)
+                with jax.named_scope(SCOPE):
+                    self.made[format] = convert(base, self.format, format)
         return self.made[format]
 
 
@@ -388,7 +392,7 @@ def _opened(closed: Any) -> tuple[Flat, list[Value]]:
     eqns: list[Equation] = []
     captured: dict[Variable, Value] = {}
 
-    def inlined(closed: Any, operands: Sequence[Any]) -> list[Any]:
+    def inlined(closed: Any, operands: Sequence[Any], call: Any = None) -> list[Any]:
         if not isinstance(closed, ClosedJaxpr):
             closed = ClosedJaxpr(closed, ())
         constants = []
@@ -403,12 +407,17 @@ def _opened(closed: Any) -> tuple[Flat, list[Value]]:
 
         for eqn in jaxpr.eqns:
             invars = [read(v) for v in eqn.invars]
+            source = eqn.source_info
+            if call is not None:
+                source = _compat.inlined_source(call, source)
             if eqn.primitive.name in _CALLS and _compat.is_plain_call(eqn.params):
                 body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-                results = inlined(body, invars)
+                results = inlined(body, invars, source)
             else:
                 results = [Variable(v.aval) for v in eqn.outvars]
-                eqns.append(eqn.replace(invars=invars, outvars=results))
+                eqns.append(
+                    eqn.replace(invars=invars, outvars=results, source_info=source)
+                )
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
@@ -444,19 +453,23 @@ def emit(
 
     for eqn, step in zip(plan.jaxpr.eqns, plan.steps, strict=True):
         values = [read(v) for v in eqn.invars]
-        if isinstance(step, Nested):
-            results = step.run(values)
-        elif step.emit_in is not None:
-            results = [Value(None, None, _maker(step.emit_in, values))]
-        else:
-            assert step.emit is not None
-            arrays = [v.get(f) for v, f in zip(values, step.wanted, strict=True)]
-            results = [
-                Value(array, format)
-                for array, format in zip(step.emit(*arrays), step.given, strict=True)
-            ]
+        with _compat.in_place_of(eqn):
+            results = _applied(step, values)
+        for value in results:
+            value.maker = eqn
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(v) for v in plan.jaxpr.outvars]
+
+
+def _applied(step: Step | Nested, values: Sequence[Value]) -> list[Value]:
+    if isinstance(step, Nested):
+        return step.run(values)
+    if step.emit_in is not None:
+        return [Value(None, None, _maker(step.emit_in, values))]
+    assert step.emit is not None
+    arrays = [v.get(f) for v, f in zip(values, step.wanted, strict=True)]
+    made = step.emit(*arrays)
+    return [Value(array, f) for array, f in zip(made, step.given, strict=True)]
 
 
 def _maker(

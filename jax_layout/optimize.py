@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -246,7 +247,8 @@ def run(traced: Traced, formats: Sequence[MemoryFormat] | None = None) -> Any:
         values = emit(traced.plan, values)
     results = []
     for value, aval, format in zip(values, avals, formats, strict=True):
-        x = _compat.like(value.get(format), aval)
+        with _compat.in_place_of(value.maker) if value.maker else nullcontext():
+            x = _compat.like(value.get(format), aval)
         results.append(x if format.row_major else FormattedArray(x, format))
     return traced.rebuild(results)
 

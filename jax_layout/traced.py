@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as pe
 
 from jax_layout.gemm import gemm_kernel
+from jax_layout.layout_plan import SCOPE
 from jax_layout.report import Advice, Reorder, Value
 
 _HERE = os.path.dirname(__file__) + os.sep
@@ -204,11 +205,14 @@ def _reorder(step: _Step, found: Findings) -> None:
         found.transposes[tuple(x.shape), tuple(axes)] = step.line
         found.transposes[step.line, x.size] = step.line
     files = {file for file, _ in step.made_by}
-    if "memory_format.py" in files:
+    names = str(eqn.source_info.name_stack)
+    if SCOPE in names.split("/"):
+        cause = "optimize_layout"
+    elif "memory_format.py" in files:
         cause = "a memory format"
     elif "gemm.py" in files:
         cause = "a GEMM that does not run in place"
-    elif "transpose(" in str(eqn.source_info.name_stack):
+    elif "transpose(" in names:
         cause = "the program's gradient"
     else:
         cause = "the program"
