@@ -355,27 +355,36 @@ def _assembled(
     base = dict(zip(jaxpr.invars, formats, strict=True))
     have: dict[Any, set[MemoryFormat]] = {}
     used: dict[Any, dict[MemoryFormat, None]] = {v: {} for v in jaxpr.invars}
+    made: dict[Any, tuple[Equation, Step]] = {}  # where they are wanted
     cost = Cost()
+
+    def want(v: Any, target: MemoryFormat) -> bool:
+        """Has a value in a format; says whether a conversion is new for it."""
+        if isinstance(v, Literal):
+            return False
+        if v in used:
+            used[v][target] = None
+            return base[v] is not None and base[v] != target
+        if target == base[v] or target in have.setdefault(v, set()):
+            return False
+        have[v].add(target)
+        if v in made:
+            eqn, step = made[v]
+            assert step.needs is not None
+            pairs = zip(eqn.invars, step.needs(target), strict=True)
+            return any([want(operand, format) for operand, format in pairs])
+        return cost.convert(v, base[v], target)
+
     for eqn, step in zip(jaxpr.eqns, steps, strict=True):
         if isinstance(step, Nested):
             cost.add(step.cost)
         else:
             cost.bytes_moved += step.bytes_moved
-        converted = False
-        for v, targets in zip(eqn.invars, step.uses, strict=True):
-            if isinstance(v, Literal):
-                continue
-            for target in targets:
-                if target == base[v]:
-                    continue
-                if v in used:
-                    converted |= base[v] is not None
-                elif target not in have.setdefault(v, set()):
-                    have[v].add(target)
-                    converted |= cost.convert(v, base[v], target)
-            if v in used:
-                used[v].update(dict.fromkeys(targets))
-        if converted and isinstance(step, Step) and step.unknown:
+            if step.emit_in is not None:
+                made[eqn.outvars[0]] = eqn, step
+        pairs = zip(eqn.invars, step.uses, strict=True)
+        converted = [want(v, format) for v, formats in pairs for format in formats]
+        if any(converted) and isinstance(step, Step) and step.unknown:
             cost.barriers[eqn.primitive.name] += 1
         base.update(zip(eqn.outvars, step.given, strict=True))
     given = [format_of(v, base) for v in jaxpr.outvars]
@@ -465,17 +474,20 @@ def _applied(step: Step | Nested, values: Sequence[Value]) -> list[Value]:
     if isinstance(step, Nested):
         return step.run(values)
     if step.emit_in is not None:
-        return [Value(None, None, _maker(step.emit_in, values))]
+        return [Value(None, None, _maker(step, values))]
     assert step.emit is not None
     arrays = [v.get(f) for v, f in zip(values, step.wanted, strict=True)]
     made = step.emit(*arrays)
     return [Value(array, f) for array, f in zip(made, step.given, strict=True)]
 
 
-def _maker(
-    emit_in: Callable[..., Array], values: Sequence[Value]
-) -> Callable[[MemoryFormat], Array]:
-    return lambda format: emit_in(format, *values)
+def _maker(step: Step, values: Sequence[Value]) -> Callable[[MemoryFormat], Array]:
+    def make(format: MemoryFormat) -> Array:
+        assert step.emit_in is not None and step.needs is not None
+        operands = zip(values, step.needs(format), strict=True)
+        return step.emit_in(format, *(v.get(f) for v, f in operands))
+
+    return make
 
 
 # The jaxprs, by parameter, that are part of the program around them.

@@ -206,7 +206,7 @@ def _reorder(step: _Step, found: Findings) -> None:
         found.transposes[step.line, x.size] = step.line
     files = {file for file, _ in step.made_by}
     names = str(eqn.source_info.name_stack)
-    if SCOPE in names.split("/"):
+    if SCOPE in names:
         cause = "optimize_layout"
     elif "memory_format.py" in files:
         cause = "a memory format"
