@@ -154,7 +154,7 @@ def model_cases() -> Iterator[Case]:
     def resnet(x: Any, training: bool = False) -> Any:
         return haiku.nets.ResNet50(1000)(x, is_training=training)
 
-    transformed = haiku.without_apply_rng(haiku.transform_with_state(resnet))
+    transformed: Any = haiku.without_apply_rng(haiku.transform_with_state(resnet))
     x = _normal(1, 224, 224, 3)
     p, state = transformed.init(jax.random.key(0), x, True)
     yield Case(

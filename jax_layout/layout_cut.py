@@ -145,7 +145,7 @@ class _Program:
             before = regroup(wish, out.shape, eqn.invars[0].aval.shape)
             return None if before is None else [before]
         return [
-            row_major(v.aval.ndim)
+            row_major(np.ndim(v.val))
             if isinstance(v, Literal)
             else wish
             if self.base[v] is not None and v.aval.ndim == out.ndim
@@ -158,7 +158,7 @@ class _Program:
     ) -> tuple[list[_Term], list[tuple[float, int, bool]]]:
         """What conversions cost, and what an equation costs in one of its formats."""
         terms: dict[Any, _Term] = {}
-        single = []
+        single: list[tuple[float, int, bool]] = []
         share = dict(zip(self.invars, shares, strict=True))
         # The formats of each value: as it comes, and as it would come or is wanted.
         second: dict[Any, MemoryFormat] = {}

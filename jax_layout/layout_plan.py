@@ -342,7 +342,7 @@ def definite(formats: Formats, variables: Sequence[Any]) -> list[MemoryFormat]:
 
 def format_of(v: Any, known: Mapping[Any, MemoryFormat | None]) -> MemoryFormat | None:
     """Of a variable or a literal."""
-    return row_major(v.aval.ndim) if isinstance(v, Literal) else known[v]
+    return row_major(np.ndim(v.val)) if isinstance(v, Literal) else known[v]
 
 
 def _assembled(
@@ -457,7 +457,7 @@ def emit(
 
     def read(v: Any) -> Value:
         if isinstance(v, Literal):
-            return Value(v.val, row_major(v.aval.ndim))
+            return Value(v.val, row_major(np.ndim(v.val)))
         return env[v]
 
     for eqn, step in zip(plan.jaxpr.eqns, plan.steps, strict=True):

@@ -42,7 +42,7 @@ def test_a_planned_resnet_moves_nothing():
 
 def test_a_planned_gradient():
     """Copies that are left: zeros for a scatter, and results with the same value."""
-    x = jax.ShapeDtypeStruct((8, 3, 64, 64), jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((8, 3, 224, 224), jnp.bfloat16)
     args = shapes((make(resnet18, x), x))
 
     def loss(p, x):
