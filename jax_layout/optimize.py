@@ -260,6 +260,7 @@ def trace(
     policy: Policy,
     platform: str,
     weights: bool = False,
+    ends: Sequence[MemoryFormat] | None = None,
 ) -> Traced:
     """Traces a call and plans it.
 
@@ -270,6 +271,7 @@ def trace(
       policy: as in `optimize_layout`.
       platform: the same, known.
       weights: as in `Planner`.
+      ends: formats in which the results are wanted; row-major if left out.
     """
     anchor = anchor_of(policy, platform)
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_formatted)
@@ -336,7 +338,8 @@ def trace(
     for candidate in anchors:
         assert candidate is not None
         planner = Planner(candidate, RULES, _NESTED, weights=weights)
-        ends = [row_major(aval.ndim) for aval in closed.out_avals]
+        if ends is None:
+            ends = [row_major(aval.ndim) for aval in closed.out_avals]
         plan = planner.plan(closed, formats, ends)
         cost = plan.total()
         cost.add(plan.result_cost(ends))

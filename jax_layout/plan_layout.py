@@ -192,8 +192,8 @@ class LayoutPlan:
         return x if format.row_major else FormattedArray(format.pack(x), format)
 
     def _call(self, *args: Any) -> Any:
-        traced = trace(self.f, args, {}, self.policy, self.platform, weights=True)
         formats = [e.format for e in self.results if e.format is not None]
+        traced = trace(self.f, args, {}, self.policy, self.platform, True, formats)
         return run(traced, formats)
 
 
