@@ -23,7 +23,14 @@ from jax.sharding import SingleDeviceSharding
 
 from jax_layout import _compat
 from jax_layout.layout_control import CONTROL
-from jax_layout.layout_plan import Planner, Value, definite, emit, unsupported
+from jax_layout.layout_plan import (
+    Planner,
+    Value,
+    definite,
+    emit,
+    inner_jaxprs,
+    unsupported,
+)
 from jax_layout.layout_rules import Step
 from jax_layout.memory_format import FormattedArray, MemoryFormat, row_major
 from jax_layout.optimize import (
@@ -364,7 +371,7 @@ def _windows_last(f: Callable[..., Any]) -> Callable[..., Any]:
             return results
 
         closed = jax.make_jaxpr(flat)(*arrays)
-        if unsupported(closed.jaxpr) is not None:
+        if not _scatters(closed.jaxpr) or unsupported(closed.jaxpr) is not None:
             return f(*args)
         rules = {"select_and_scatter_add": _scatter_last}
         planner = Planner(lambda shape, dtype: None, rules, CONTROL)
@@ -378,6 +385,14 @@ def _windows_last(f: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.unflatten(out["tree"], results)
 
     return call
+
+
+def _scatters(jaxpr: Any) -> bool:
+    return any(
+        eqn.primitive.name == "select_and_scatter_add"
+        or any(_scatters(inner) for inner in inner_jaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )
 
 
 def _scatter_last(eqn: Any, formats: Any) -> Step | None:
