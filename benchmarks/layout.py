@@ -6,6 +6,7 @@
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -129,6 +130,43 @@ def cases() -> Iterator[Case]:
     yield Case("ViT block", nets.vit, (p, x))
 
 
+def model_cases() -> Iterator[Case]:
+    """Networks of Keras and Haiku at 224x224, from the `models` extra."""
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import haiku
+    import keras
+
+    for name in ("ResNet50", "MobileNetV2", "EfficientNetB0"):
+        for order, batch in (("first", 1), ("first", 8), ("last", 1)):
+            keras.config.set_image_data_format(f"channels_{order}")
+            shape = (3, 224, 224) if order == "first" else (224, 224, 3)
+            keras.utils.set_random_seed(0)
+            net = getattr(keras.applications, name)(weights=None, input_shape=shape)
+            groups = net.trainable_variables, net.non_trainable_variables
+            values = [[v.value for v in group] for group in groups]
+
+            def forward(values: Any, x: Any, net: Any = net) -> Any:
+                return net.stateless_call(*values, x)[0]
+
+            title = f"Keras {name}, channels {order}, batch {batch}"
+            yield Case(title, forward, (values, _normal(batch, *shape)))
+
+    def resnet(x: Any, training: bool = False) -> Any:
+        return haiku.nets.ResNet50(1000)(x, is_training=training)
+
+    transformed: Any = haiku.without_apply_rng(haiku.transform_with_state(resnet))
+    x = _normal(1, 224, 224, 3)
+    p, state = transformed.init(jax.random.key(0), x, True)
+    yield Case(
+        "Haiku ResNet-50, NHWC, batch 1",
+        lambda p, x: transformed.apply(p, state, x)[0],
+        (p, x),
+    )
+
+
+SETS = {"nets": cases, "models": model_cases}
+
+
 def run(case: Case, timing: Timing) -> CaseResult:
     """Checks a case, and times it as it is and optimised."""
     theirs = jax.jit(case.f).lower(*case.args).compile()
@@ -172,15 +210,19 @@ def _close(found: Any, expected: Any) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cases, shows and keeps what was measured; 1 if ours was wrong."""
     parser = argparse.ArgumentParser(prog="benchmarks.layout", description=__doc__)
+    parser.add_argument("--set", choices=SETS, default="nets", help="which cases")
     parser.add_argument("--case", action="append", help="cases whose names hold this")
     parser.add_argument("--json", type=Path, help="where to keep the results")
+    parser.add_argument(
+        "--merge", action="store_true", help="keep what the file has of other cases"
+    )
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=4.0, help="for each case")
     options = parser.parse_args(arguments)
     timing = Timing(options.rounds, options.seconds, settle_seconds=0.02)
     table = Table("case", "jax ms", "ours ms", "times", "MB moved", "then")
     done = []
-    for case in cases():
+    for case in SETS[options.set]():
         if options.case and not any(part in case.name for part in options.case):
             continue
         result = run(case, timing)
@@ -197,6 +239,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     described = machine.describe(jax.devices("cpu")[0])
     report = Report("layout", described, dataclasses.asdict(timing), tuple(done))
     if options.json:
+        if options.merge and options.json.exists():
+            names = [result.name for result in done]
+            others = Report.load(options.json).cases
+            kept = [result for result in others if result.name not in names]
+            report = dataclasses.replace(report, cases=(*kept, *done))
         report.save(options.json)
     return int(any(result.skipped for result in done))
 

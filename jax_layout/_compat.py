@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -91,14 +92,32 @@ def bind(eqn: Any, operands: Sequence[Any], **changed: Any) -> list[Any]:
     primitive = eqn.primitive
     found = primitive.get_bind_params({**eqn.params, **changed})
     functions, params = found if isinstance(found, tuple) else ((), found)
-    source = eqn.source_info
-    stack = source_info_util.current_name_stack() + source.name_stack
-    with (
-        source_info_util.user_context(source.traceback, name_stack=stack),
-        eqn.ctx.manager,
-    ):
+    with in_place_of(eqn), eqn.ctx.manager:
         out = primitive.bind(*functions, *operands, **params)
     return list(out) if primitive.multiple_results else [out]
+
+
+def in_place_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
+    """In which what is traced has the source line and the name of an equation."""
+    source = eqn.source_info
+    if source_info_util.current().traceback is source.traceback:
+        return contextlib.nullcontext()  # it has them already
+    stack = source_info_util.current_name_stack() + source.name_stack
+    return source_info_util.user_context(source.traceback, name_stack=stack)
+
+
+def inlined_source(call: Any, source: Any) -> Any:
+    """The source of an equation in the body of a call, once it takes the call's place.
+
+    Args:
+      call: the call's source.
+      source: the equation's; often without a line of the user's.
+    """
+    known = bool(source_info_util.summarize(source))
+    return source.replace(
+        traceback=source.traceback if known else call.traceback,
+        name_stack=call.name_stack + source.name_stack,
+    )
 
 
 def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:

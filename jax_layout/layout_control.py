@@ -54,21 +54,6 @@ def _on_arrays(
     return function
 
 
-# --- calls
-
-
-def _call(eqn: Equation, formats: Formats, planner: Planner) -> Nested | Step:
-    """The body in place of the call."""
-    if not _compat.is_plain_call(eqn.params):
-        return barrier(eqn)  # it places its arrays, or has compiler options
-    plan = planner.plan(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")), formats)
-    cost = Cost()
-    cost.add(plan.cost)
-    own = len(plan.captured)
-    cost.add(plan.operand_cost(0, own))
-    return Nested(plan.used[own:], plan.given, cost, lambda values: emit(plan, values))
-
-
 def _checkpoint(eqn: Equation, formats: Formats, planner: Planner) -> Nested:
     if eqn.params["policy"] is not None:
         planner = dataclasses.replace(planner, keep_products=True)
@@ -273,7 +258,13 @@ def _body(
             preferred(rest, plan.used[own + len(start) :]),
             plan.jaxpr.invars[own + len(start) :],
         )
-        plan = planner.plan(closed, [*constants, *start, *slices])
+        plan = planner.plan(
+            closed,
+            [*constants, *start, *slices],
+            [*start, *[None] * (len(plan.given) - len(start))],
+            len(constants),
+            max(trips, 1),
+        )
         given = [
             before if made is None else made
             for made, before in zip(plan.given[: len(start)], start, strict=True)
@@ -281,10 +272,8 @@ def _body(
         cost, ends = Cost(), Cost()
         cost.add(plan.cost, trips)
         cost.add(plan.operand_cost(own, None), trips)
-        for v, made, kept, first in zip(variables, given, start, carry, strict=True):
-            turn = Cost()
-            turn.convert(v, made, kept)
-            cost.add(turn, trips)
+        cost.add(plan.result_cost(start), trips)
+        for v, kept, first in zip(variables, start, carry, strict=True):
             ends.convert(v, first, kept)
             # What a loop carries out is wanted as it came in, as far as is known.
             ends.convert(v, kept, first or row_major(v.aval.ndim))
@@ -440,8 +429,7 @@ def _cond(eqn: Equation, formats: Formats, planner: Planner) -> Nested | Step:
     costs = []
     for plan in plans:
         cost = plan.total()
-        for v, made, kept in zip(eqn.outvars, plan.given, given, strict=True):
-            cost.convert(v, made, kept)
+        cost.add(plan.result_cost(given))
         costs.append(cost)
 
     def run(values: Sequence[Value]) -> list[Value]:
@@ -455,7 +443,6 @@ def _cond(eqn: Equation, formats: Formats, planner: Planner) -> Nested | Step:
 
 
 CONTROL: dict[str, NestedRule] = {
-    **dict.fromkeys(["jit", "pjit", "closed_call", "core_call"], _call),
     **dict.fromkeys(["checkpoint", "remat2"], _checkpoint),
     "custom_jvp_call": _custom_jvp,
     "custom_vjp_call": _custom_vjp,

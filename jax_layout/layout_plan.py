@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans in which memory formats a jaxpr computes, and evaluates such a plan.
 
-Planning walks the equations once and asks for each one's rule; a value that is
-wanted in another format than it is in is converted where that is first the case,
-and once. Evaluation works on physical arrays.
+Planning walks the equations once and asks for each one's rule for the formats that
+its operands come in; layout_cut.py then moves conversions to where they cost least.
+A value is converted to each format once. Evaluation works on physical arrays.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Literal
@@ -24,6 +25,7 @@ from jax_layout.layout_convolution import (
     convolution_cost,
     own_convolution_cost,
 )
+from jax_layout.layout_cut import least_cost
 from jax_layout.layout_rules import (
     Equation,
     Formats,
@@ -36,6 +38,8 @@ from jax_layout.layout_rules import (
 )
 from jax_layout.memory_format import MemoryFormat, convert, row_major
 
+# The name, in jax's stack of names, of conversions.
+SCOPE = "optimize_layout"
 # How often a loop runs whose length is not known.
 UNKNOWN_TRIPS = 2
 
@@ -72,6 +76,7 @@ class Value:
         make: Callable[[MemoryFormat], Array] | None = None,
     ):
         self.format = format  # None: it is made where it is wanted, by `make`
+        self.maker: Equation | None = None
         self.make = make
         self.made = {} if make else {format: array}
 
@@ -86,7 +91,8 @@ class Value:
             else:
                 assert self.format is not None and format is not None
                 base = self.made[self.format]
-                self.made[format] = convert(base, self.format, format)
+                with jax.named_scope(SCOPE):
+                    self.made[format] = convert(base, self.format, format)
         return self.made[format]
 
 
@@ -107,12 +113,34 @@ class Nested:
     run: Callable[[Sequence[Value]], list[Value]]
 
 
+class Variable:
+    """A value of a `Flat` jaxpr."""
+
+    def __init__(self, aval: Any):
+        self.aval = aval
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """A jaxpr in which the bodies of plain calls stand in their place.
+
+    Attributes:
+      invars: its first are what it captured.
+      eqns: none is a call that does nothing but call.
+      outvars: the results.
+    """
+
+    invars: list[Any]
+    eqns: list[Equation]
+    outvars: list[Any]
+
+
 @dataclasses.dataclass
 class Plan:
     """How a jaxpr computes, given its operands in some formats.
 
     Attributes:
-      jaxpr: its first operands are what it captured.
+      jaxpr: with calls inlined; its first operands are what it captured.
       captured: those, row-major.
       formats: of all operands; None for those that are made where they are wanted.
       steps: one for each equation.
@@ -120,15 +148,17 @@ class Plan:
       cost: without the conversions of operands.
       used: the formats that each operand is wanted in; what differs from its own
         is a conversion that can be made before a loop, or once for all calls.
+      have: other formats that each value is in, for one equation or another.
     """
 
-    jaxpr: Any
+    jaxpr: Flat
     captured: list[Value]
     formats: list[MemoryFormat | None]
     steps: list[Step | Nested]
     given: list[MemoryFormat | None]
     cost: Cost
     used: list[dict[MemoryFormat, None]]
+    have: dict[Any, set[MemoryFormat]]
 
     def total(self) -> Cost:
         """The cost with the conversions of operands."""
@@ -147,6 +177,25 @@ class Plan:
             for other in used:
                 cost.convert(v, format, other)
         return cost
+
+    def result_cost(self, ends: Formats) -> Cost:
+        """The cost of the results' conversions, without those made for an equation."""
+        cost = Cost()
+        made = {v: set(formats) for v, formats in self.have.items()}
+        for v, given, end in zip(self.jaxpr.outvars, self.given, ends, strict=False):
+            if end is None or isinstance(v, Literal):
+                continue
+            if end not in made.setdefault(v, set()):
+                made[v].add(end)
+                cost.convert(v, given, end)
+        return cost
+
+    def whole(self, ends: Formats, shares: Sequence[float]) -> float:
+        """Bytes moved, with operands' conversions by share and those of results."""
+        total = float(self.cost.bytes_moved + self.result_cost(ends).bytes_moved)
+        for i, share in enumerate(shares):
+            total += share * self.operand_cost(i, i + 1).bytes_moved
+        return total
 
 
 NestedRule = Callable[[Equation, Formats, "Planner"], Step | Nested | None]
@@ -176,62 +225,60 @@ class Planner:
     asked: dict[Any, MemoryFormat] = dataclasses.field(default_factory=dict)
     known: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
-    def plan(self, closed: Any, formats: Formats) -> Plan:
-        """The plan of a jaxpr, closed or not, for its operands in these formats."""
-        key = (id(closed), tuple(formats), self.weights, self.keep_products)
+    def plan(
+        self,
+        closed: Any,
+        formats: Formats,
+        ends: Formats | None = None,
+        constants: int = 0,
+        trips: int = 1,
+    ) -> Plan:
+        """The plan of a jaxpr, closed or not, for its operands in these formats.
+
+        Args:
+          closed: the jaxpr.
+          formats: of its operands.
+          ends: in which its results are wanted; None for those that are in any.
+          constants: how many operands, the first, are converted before its loop.
+          trips: how often the loop runs.
+        """
+        ends = () if ends is None else tuple(ends)
+        options = self.weights, self.keep_products
+        key = (id(closed), tuple(formats), ends, constants, trips, *options)
         if key not in self.known:
             if id(closed) not in self.known:
                 # What has this id stays alive as long as the key is known.
                 self.known[id(closed)] = closed, _opened(closed)
             jaxpr, captured = self.known[id(closed)][1]
-            self.known[key] = self._walk(jaxpr, captured, formats)
+            start = [*(value.format for value in captured), *formats]
+            plan = _assembled(jaxpr, captured, start, self._follow(jaxpr, start))
+            hoisted = [1 / trips] * (len(captured) + constants)
+            shares = hoisted + [1.0] * (len(formats) - constants)
+            steps = least_cost(plan, ends, shares, self.movable, self.step)
+            if steps is not None:
+                other = _assembled(jaxpr, captured, start, steps)
+                if other.whole(ends, shares) < plan.whole(ends, shares):
+                    plan = other
+            self.known[key] = plan
         return self.known[key]
 
-    def _walk(self, jaxpr: Any, captured: list[Value], formats: Formats) -> Plan:
-        base: dict[Any, MemoryFormat | None] = {}
-        have: dict[Any, set[MemoryFormat]] = {}
-        used: dict[Any, dict[MemoryFormat, None]] = {v: {} for v in jaxpr.invars}
-        cost = Cost()
-        start = [*(value.format for value in captured), *formats]
-        for v, format in zip(jaxpr.invars, start, strict=True):
-            base[v] = format
+    def _follow(self, jaxpr: Flat, formats: Formats) -> list[Step | Nested]:
+        """Steps that take values in the formats in which they come."""
+        base = dict(zip(jaxpr.invars, formats, strict=True))
         steps: list[Step | Nested] = []
         for eqn in jaxpr.eqns:
-            known = [
-                _format_of(v) if isinstance(v, Literal) else base[v] for v in eqn.invars
-            ]
-            step = self._step(eqn, known)
+            known = [format_of(v, base) for v in eqn.invars]
+            step = self.step(eqn, known)
             steps.append(step)
-            if isinstance(step, Nested):
-                cost.add(step.cost)
-                wanted = step.uses
-            else:
-                cost.bytes_moved += step.bytes_moved
-                wanted = [[] if format is None else [format] for format in step.wanted]
-            converted = False
-            for v, source, targets in zip(eqn.invars, known, wanted, strict=True):
-                for target in targets:
-                    if isinstance(v, Literal) or target == source:
-                        continue
-                    if v in used:
-                        converted |= source is not None
-                    elif target not in have.setdefault(v, set()):
-                        have[v].add(target)
-                        converted |= cost.convert(v, source, target)
-                if not isinstance(v, Literal) and v in used:
-                    used[v].update(dict.fromkeys(targets))
-            name = eqn.primitive.name
-            if converted and name not in self.rules and name not in self.nested:
-                cost.barriers[name] += 1
             base.update(zip(eqn.outvars, step.given, strict=True))
-            if name == "memory_format":
+            if eqn.primitive.name == "memory_format":
                 self.asked[eqn.outvars[0]] = eqn.params["format"]
-        given = [
-            _format_of(v) if isinstance(v, Literal) else base[v] for v in jaxpr.outvars
-        ]
-        return Plan(
-            jaxpr, captured, start, steps, given, cost, [used[v] for v in jaxpr.invars]
-        )
+        return steps
+
+    def movable(self, eqn: Equation) -> bool:
+        """Whether an equation may have several formats to compute in."""
+        name = eqn.primitive.name
+        return name in self.rules or name in ("custom_jvp_call", "custom_vjp_call")
 
     def settled(
         self, closed: Any, formats: Formats, free: bool = False
@@ -262,13 +309,16 @@ class Planner:
             return other, read
         return self.plan(closed, start), start
 
-    def _step(self, eqn: Equation, formats: Formats) -> Step | Nested:
+    def step(self, eqn: Equation, formats: Formats) -> Step | Nested:
+        """How an equation computes on operands in these formats."""
         name = eqn.primitive.name
         step: Step | Nested | None = None
         if name in self.nested:
             step = self.nested[name](eqn, formats, self)
         elif name in self.rules:
             step = self.rules[name](eqn, formats)
+        else:
+            return barrier(eqn, unknown=True)
         return barrier(eqn) if step is None else step
 
 
@@ -290,11 +340,101 @@ def definite(formats: Formats, variables: Sequence[Any]) -> list[MemoryFormat]:
     ]
 
 
-def _opened(closed: Any) -> tuple[Any, list[Value]]:
-    if not isinstance(closed, ClosedJaxpr):
-        closed = ClosedJaxpr(closed, ())
-    captured = [Value(c, row_major(np.ndim(c))) for c in closed.consts]
-    return _compat.live_jaxpr(closed), captured
+def format_of(v: Any, known: Mapping[Any, MemoryFormat | None]) -> MemoryFormat | None:
+    """Of a variable or a literal."""
+    return row_major(np.ndim(v.val)) if isinstance(v, Literal) else known[v]
+
+
+def _assembled(
+    jaxpr: Flat,
+    captured: list[Value],
+    formats: list[MemoryFormat | None],
+    steps: list[Step | Nested],
+) -> Plan:
+    """The plan of these steps, one for each equation, and its cost."""
+    base = dict(zip(jaxpr.invars, formats, strict=True))
+    have: dict[Any, set[MemoryFormat]] = {}
+    used: dict[Any, dict[MemoryFormat, None]] = {v: {} for v in jaxpr.invars}
+    made: dict[Any, tuple[Equation, Step]] = {}  # where they are wanted
+    cost = Cost()
+
+    def want(v: Any, target: MemoryFormat) -> bool:
+        """Has a value in a format; says whether a conversion is new for it."""
+        if isinstance(v, Literal):
+            return False
+        if v in used:
+            used[v][target] = None
+            return base[v] is not None and base[v] != target
+        if target == base[v] or target in have.setdefault(v, set()):
+            return False
+        have[v].add(target)
+        if v in made:
+            eqn, step = made[v]
+            assert step.needs is not None
+            pairs = zip(eqn.invars, step.needs(target), strict=True)
+            return any([want(operand, format) for operand, format in pairs])
+        return cost.convert(v, base[v], target)
+
+    for eqn, step in zip(jaxpr.eqns, steps, strict=True):
+        if isinstance(step, Nested):
+            cost.add(step.cost)
+        else:
+            cost.bytes_moved += step.bytes_moved
+            if step.emit_in is not None:
+                made[eqn.outvars[0]] = eqn, step
+        pairs = zip(eqn.invars, step.uses, strict=True)
+        converted = [want(v, format) for v, formats in pairs for format in formats]
+        if any(converted) and isinstance(step, Step) and step.unknown:
+            cost.barriers[eqn.primitive.name] += 1
+        base.update(zip(eqn.outvars, step.given, strict=True))
+    given = [format_of(v, base) for v in jaxpr.outvars]
+    reads = [used[v] for v in jaxpr.invars]
+    have.update((v, set(formats)) for v, formats in used.items())
+    return Plan(jaxpr, captured, formats, steps, given, cost, reads, have)
+
+
+_CALLS = ("jit", "pjit", "closed_call", "core_call")
+
+
+def _opened(closed: Any) -> tuple[Flat, list[Value]]:
+    """A jaxpr without the calls that only call, and all that it has captured."""
+    eqns: list[Equation] = []
+    captured: dict[Variable, Value] = {}
+
+    def inlined(closed: Any, operands: Sequence[Any], call: Any = None) -> list[Any]:
+        if not isinstance(closed, ClosedJaxpr):
+            closed = ClosedJaxpr(closed, ())
+        constants = []
+        for value in closed.consts:
+            constants.append(Variable(jax.typeof(value)))
+            captured[constants[-1]] = Value(value, row_major(np.ndim(value)))
+        jaxpr = _compat.live_jaxpr(closed)
+        env = dict(zip(jaxpr.invars, [*constants, *operands], strict=True))
+
+        def read(v: Any) -> Any:
+            return v if isinstance(v, Literal) else env[v]
+
+        for eqn in jaxpr.eqns:
+            invars = [read(v) for v in eqn.invars]
+            source = eqn.source_info
+            if call is not None:
+                source = _compat.inlined_source(call, source)
+            if eqn.primitive.name in _CALLS and _compat.is_plain_call(eqn.params):
+                body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+                results = inlined(body, invars, source)
+            else:
+                results = [Variable(v.aval) for v in eqn.outvars]
+                eqns.append(
+                    eqn.replace(invars=invars, outvars=results, source_info=source)
+                )
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    given = getattr(closed, "jaxpr", closed).invars
+    operands = [Variable(v.aval) for v in given]
+    outvars = inlined(closed, operands)
+    flat = Flat([*captured, *operands], eqns, outvars)
+    return flat, list(captured.values())
 
 
 def emit(
@@ -317,34 +457,37 @@ def emit(
 
     def read(v: Any) -> Value:
         if isinstance(v, Literal):
-            return Value(v.val, _format_of(v))
+            return Value(v.val, row_major(np.ndim(v.val)))
         return env[v]
 
     for eqn, step in zip(plan.jaxpr.eqns, plan.steps, strict=True):
         values = [read(v) for v in eqn.invars]
-        if isinstance(step, Nested):
-            results = step.run(values)
-        elif step.emit_in is not None:
-            results = [Value(None, None, _maker(step.emit_in, values))]
-        else:
-            assert step.emit is not None
-            arrays = [v.get(f) for v, f in zip(values, step.wanted, strict=True)]
-            results = [
-                Value(array, format)
-                for array, format in zip(step.emit(*arrays), step.given, strict=True)
-            ]
+        with _compat.in_place_of(eqn):
+            results = _applied(step, values)
+        for value in results:
+            value.maker = eqn
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(v) for v in plan.jaxpr.outvars]
 
 
-def _format_of(literal: Any) -> MemoryFormat:
-    return row_major(literal.aval.ndim)
+def _applied(step: Step | Nested, values: Sequence[Value]) -> list[Value]:
+    if isinstance(step, Nested):
+        return step.run(values)
+    if step.emit_in is not None:
+        return [Value(None, None, _maker(step, values))]
+    assert step.emit is not None
+    arrays = [v.get(f) for v, f in zip(values, step.wanted, strict=True)]
+    made = step.emit(*arrays)
+    return [Value(array, f) for array, f in zip(made, step.given, strict=True)]
 
 
-def _maker(
-    emit_in: Callable[..., Array], values: Sequence[Value]
-) -> Callable[[MemoryFormat], Array]:
-    return lambda format: emit_in(format, *values)
+def _maker(step: Step, values: Sequence[Value]) -> Callable[[MemoryFormat], Array]:
+    def make(format: MemoryFormat) -> Array:
+        assert step.emit_in is not None and step.needs is not None
+        operands = zip(values, step.needs(format), strict=True)
+        return step.emit_in(format, *(v.get(f) for v, f in operands))
+
+    return make
 
 
 # The jaxprs, by parameter, that are part of the program around them.

@@ -19,7 +19,6 @@ from jax import Array, lax
 
 from jax_layout import _compat
 from jax_layout.memory_format import MemoryFormat, convert, from_atoms, row_major
-from jax_layout.permute import permute
 
 Equation = Any
 # None: the operand can be made in any format at no cost, or is wanted in any.
@@ -35,27 +34,37 @@ class Step:
       given: format of each result; None for results that are made where they are
         wanted, by `emit_in`.
       emit: results from operands, physical arrays all.
-      emit_in: the only result, in the format that is asked for, of operands that
-        are still to be asked for a format: `emit_in(format, *values)`.
+      emit_in: the only result, in the format that is asked for:
+        `emit_in(format, *operands)`.
+      needs: formats of the operands that `emit_in` takes for a format.
       bytes_moved: what the operator re-orders inside, beyond its operands.
+      unknown: whether no rule is known for the primitive.
     """
 
     wanted: Sequence[MemoryFormat | None]
     given: Sequence[MemoryFormat | None]
     emit: Callable[..., Sequence[Array]] | None = None
     emit_in: Callable[..., Array] | None = None
+    needs: Callable[[MemoryFormat], Sequence[MemoryFormat]] | None = None
     bytes_moved: int = 0
+    unknown: bool = False
+
+    @property
+    def uses(self) -> list[tuple[MemoryFormat, ...]]:
+        """The formats in which each operand is read."""
+        return [() if format is None else (format,) for format in self.wanted]
 
 
 Rule = Callable[[Equation, Formats], Step | None]
 
 
-def barrier(eqn: Equation) -> Step:
-    """What is done with equations that no rule is known for."""
+def barrier(eqn: Equation, unknown: bool = False) -> Step:
+    """What is done with equations that have no rule, or none for their operands."""
     return Step(
         [row_major(v.aval.ndim) if is_array(v) else None for v in eqn.invars],
         [row_major(v.aval.ndim) if is_array(v) else None for v in eqn.outvars],
         lambda *operands: _compat.bind(eqn, operands),
+        unknown=unknown,
     )
 
 
@@ -120,17 +129,16 @@ def _lazily(eqn: Equation, formats: Formats) -> Step | None:
     if any(f is not None for f, array in zip(formats, whole, strict=True) if array):
         return None
 
-    def emit_in(format: MemoryFormat, *values: Any) -> Array:
-        plain = row_major(format.ndim)
-        chosen = plain if format.permutation is None else format
-        given = [
-            value.get(chosen if array else row_major(0))
-            for value, array in zip(values, whole, strict=True)
-        ]
-        return convert(_compat.bind(eqn, given)[0], chosen, format)
+    def order(format: MemoryFormat) -> MemoryFormat:
+        return row_major(format.ndim) if format.permutation is None else format
 
-    wanted = [None if array else row_major(0) for array in whole]
-    return Step(wanted, [None], emit_in=emit_in)
+    def needs(format: MemoryFormat) -> list[MemoryFormat]:
+        return [order(format) if array else row_major(0) for array in whole]
+
+    def emit_in(format: MemoryFormat, *operands: Array) -> Array:
+        return convert(_compat.bind(eqn, operands)[0], order(format), format)
+
+    return Step([None] * len(whole), [None], emit_in=emit_in, needs=needs)
 
 
 def _permuted(format: MemoryFormat, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -223,22 +231,23 @@ def broadcast(eqn: Equation, formats: Formats) -> Step | None:
         return None  # dynamic shapes
     if operand.size == result.size and operand.ndim > 0:
         return reshape(eqn, formats)
-    plain = row_major(operand.ndim)
     dims = eqn.params["broadcast_dimensions"]
 
-    def emit_in(format: MemoryFormat, value: Any) -> Array:
-        x, order = value.get(plain), format.permutation
+    def needs(format: MemoryFormat) -> list[MemoryFormat]:
+        order = format.permutation
+        if order is None:
+            return [row_major(operand.ndim)]
+        axes = sorted(range(len(dims)), key=lambda i: order.index(dims[i]))
+        return [MemoryFormat.of_permutation(axes)]
+
+    def emit_in(format: MemoryFormat, x: Array) -> Array:
+        order = format.permutation
         if order is None:
             return format.pack(lax.broadcast_in_dim(x, result.shape, dims))
-        places = [order.index(d) for d in dims]
-        axes = sorted(range(len(dims)), key=places.__getitem__)
-        return lax.broadcast_in_dim(
-            permute(x, axes) if axes != sorted(axes) else x,
-            format.physical_shape(result.shape),
-            [places[i] for i in axes],
-        )
+        places = sorted(order.index(d) for d in dims)
+        return lax.broadcast_in_dim(x, format.physical_shape(result.shape), places)
 
-    return Step([plain], [None], emit_in=emit_in)
+    return Step([None], [None], emit_in=emit_in, needs=needs)
 
 
 def iota(eqn: Equation, formats: Formats) -> Step | None:
@@ -257,7 +266,7 @@ def iota(eqn: Equation, formats: Formats) -> Step | None:
             dimension=order.index(dimension),
         )[0]
 
-    return Step([], [None], emit_in=emit_in)
+    return Step([], [None], emit_in=emit_in, needs=lambda format: [])
 
 
 def stack(eqn: Equation, formats: Formats) -> Step | None:
@@ -278,8 +287,14 @@ def transpose(eqn: Equation, formats: Formats) -> Step | None:
     """A transpose gives the same memory another name."""
     axes = eqn.params.get("permutation", eqn.params.get("axes"))
     format = formats[0]
-    if format is None:
-        format = row_major(len(axes))
+    if format is None:  # nor is there memory yet
+        back = [axes.index(d) for d in range(len(axes))]
+        return Step(
+            [None],
+            [None],
+            emit_in=lambda format, x: x,
+            needs=lambda format: [format.transposed(back)],
+        )
     return Step([format], [format.transposed(axes)], lambda x: [x])
 
 
@@ -290,13 +305,35 @@ def reshape(eqn: Equation, formats: Formats) -> Step | None:
     if eqn.primitive.name == "reshape" and eqn.params.get("dimensions") is not None:
         return None
     format = formats[0]
-    if format is None or format.row_major or operand.size == 0:
+    if operand.size == 0:
+        return None
+    if format is None:
+        return _reshape_lazily(operand.shape, result.shape)
+    if format.row_major:
         return None
     regrouped = regroup(format, operand.shape, result.shape)
     if regrouped is None:
         return None
     shape = regrouped.physical_shape(result.shape)
     return Step([format], [regrouped], lambda x: [lax.reshape(x, shape)])
+
+
+def _reshape_lazily(old: tuple[int, ...], new: tuple[int, ...]) -> Step:
+    """A reshape of a value that is made where it is wanted."""
+
+    def before(format: MemoryFormat) -> MemoryFormat | None:
+        plain = format.row_major
+        return row_major(len(old)) if plain else regroup(format, new, old)
+
+    def needs(format: MemoryFormat) -> list[MemoryFormat]:
+        return [before(format) or row_major(len(old))]
+
+    def emit_in(format: MemoryFormat, x: Array) -> Array:
+        if before(format) is None:
+            return format.pack(lax.reshape(x, new))
+        return lax.reshape(x, format.physical_shape(new))
+
+    return Step([None], [None], emit_in=emit_in, needs=needs)
 
 
 def regroup(
@@ -465,6 +502,7 @@ RULES: dict[str, Rule] = {
     "squeeze": reshape,
     "expand_dims": reshape,
     "pad": per_axis("padding_config"),
+    "tile": per_axis("reps"),
     "slice": per_axis("start_indices", "limit_indices", "strides"),
     "reduce_window_sum": per_axis(*_DILATED),
     "reduce_window_max": per_axis(*_DILATED),

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -246,7 +247,8 @@ def run(traced: Traced, formats: Sequence[MemoryFormat] | None = None) -> Any:
         values = emit(traced.plan, values)
     results = []
     for value, aval, format in zip(values, avals, formats, strict=True):
-        x = _compat.like(value.get(format), aval)
+        with _compat.in_place_of(value.maker) if value.maker else nullcontext():
+            x = _compat.like(value.get(format), aval)
         results.append(x if format.row_major else FormattedArray(x, format))
     return traced.rebuild(results)
 
@@ -258,6 +260,7 @@ def trace(
     policy: Policy,
     platform: str,
     weights: bool = False,
+    ends: Sequence[MemoryFormat] | None = None,
 ) -> Traced:
     """Traces a call and plans it.
 
@@ -268,6 +271,7 @@ def trace(
       policy: as in `optimize_layout`.
       platform: the same, known.
       weights: as in `Planner`.
+      ends: formats in which the results are wanted; row-major if left out.
     """
     anchor = anchor_of(policy, platform)
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_formatted)
@@ -334,10 +338,11 @@ def trace(
     for candidate in anchors:
         assert candidate is not None
         planner = Planner(candidate, RULES, _NESTED, weights=weights)
-        plan = planner.plan(closed, formats)
+        if ends is None:
+            ends = [row_major(aval.ndim) for aval in closed.out_avals]
+        plan = planner.plan(closed, formats, ends)
         cost = plan.total()
-        for v, given in zip(plan.jaxpr.outvars, plan.given, strict=True):
-            cost.convert(v, given, row_major(v.aval.ndim))
+        cost.add(plan.result_cost(ends))
         better = cost.bytes_moved <= total
         traced.report = LayoutReport(
             total, cost.bytes_moved, better, cost.conversions, dict(cost.barriers)

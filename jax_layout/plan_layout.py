@@ -10,16 +10,28 @@ the arguments keep their shapes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax import lax
 from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 
-from jax_layout.layout_plan import definite
+from jax_layout import _compat
+from jax_layout.layout_control import CONTROL
+from jax_layout.layout_plan import (
+    Planner,
+    Value,
+    definite,
+    emit,
+    inner_jaxprs,
+    unsupported,
+)
+from jax_layout.layout_rules import Step
 from jax_layout.memory_format import FormattedArray, MemoryFormat, row_major
 from jax_layout.optimize import (
     LayoutReport,
@@ -139,7 +151,7 @@ class LayoutPlan:
         given = jax.eval_shape(self.f, *self._args)
         default = _sharding(self.platform, self._args)
         return jax.jit(
-            self.f,
+            _windows_last(self.f),
             in_shardings=_placed(self._args, self.arguments, default),
             out_shardings=_placed(given, self.results, default),
             donate_argnums=donate_argnums,
@@ -187,8 +199,8 @@ class LayoutPlan:
         return x if format.row_major else FormattedArray(format.pack(x), format)
 
     def _call(self, *args: Any) -> Any:
-        traced = trace(self.f, args, {}, self.policy, self.platform, weights=True)
         formats = [e.format for e in self.results if e.format is not None]
+        traced = trace(self.f, args, {}, self.policy, self.platform, True, formats)
         return run(traced, formats)
 
 
@@ -246,8 +258,7 @@ def plan_layout(
             if (aval.shape, aval.dtype, ends[i]) not in kept:
                 ends[i] = row_major(aval.ndim)
         cost = plan.total()
-        for v, made, end in zip(plan.jaxpr.outvars, plan.given, ends, strict=True):
-            cost.convert(v, made, end)
+        cost.add(plan.result_cost(ends))
         report = dataclasses.replace(
             traced.report,
             planned_bytes=cost.bytes_moved,
@@ -324,7 +335,9 @@ def _asked_of_xla(
 ) -> LayoutPlan:
     """The layouts that XLA chooses, left free to."""
     auto = Format(Layout.AUTO, _sharding(platform, args))
-    lowered = jax.jit(f, in_shardings=auto, out_shardings=auto).lower(*args)
+    lowered = jax.jit(_windows_last(f), in_shardings=auto, out_shardings=auto).lower(
+        *args
+    )
     compiled = lowered.compile()
     given = jax.eval_shape(f, *args)
     plain, ends = (
@@ -337,6 +350,68 @@ def _asked_of_xla(
     return LayoutPlan(
         f, policy, platform, _entries(args, plain), _entries(given, ends), None, args
     )
+
+
+def _windows_last(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with gradients of pooling written channels-last.
+
+    On GPUs XLA makes a scatter of them, in the order of their logical axes, and
+    transposes what goes in; transposes of the program's own cost nothing, as its
+    layouts are assigned before.
+    """
+
+    @functools.wraps(f)
+    def call(*args: Any) -> Any:
+        arrays, tree = jax.tree.flatten(args)
+        out: dict[str, Any] = {}
+
+        def flat(*arrays: Any) -> list[Any]:
+            again = jax.tree.unflatten(tree, arrays)
+            results, out["tree"] = jax.tree.flatten(f(*again))
+            return results
+
+        closed = jax.make_jaxpr(flat)(*arrays)
+        if not _scatters(closed.jaxpr) or unsupported(closed.jaxpr) is not None:
+            return f(*args)
+        rules = {"select_and_scatter_add": _scatter_last}
+        planner = Planner(lambda shape, dtype: None, rules, CONTROL)
+        formats = [row_major(aval.ndim) for aval in closed.in_avals]
+        plan = planner.plan(closed, formats)
+        values = emit(plan, [Value(x, f) for x, f in zip(arrays, formats, strict=True)])
+        results = [
+            _compat.like(value.get(row_major(aval.ndim)), aval)
+            for value, aval in zip(values, closed.out_avals, strict=True)
+        ]
+        return jax.tree.unflatten(out["tree"], results)
+
+    return call
+
+
+def _scatters(jaxpr: Any) -> bool:
+    return any(
+        eqn.primitive.name == "select_and_scatter_add"
+        or any(_scatters(inner) for inner in inner_jaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _scatter_last(eqn: Any, formats: Any) -> Step | None:
+    window = eqn.params["window_dimensions"]
+    if len(window) < 3 or window[:2] != (1, 1) or window[-1] == 1:
+        return None
+    axes = (0, *range(2, len(window)), 1)
+    back = (0, len(window) - 1, *range(1, len(window) - 1))
+    changed = {
+        name: tuple(eqn.params[name][axis] for axis in axes)
+        for name in ("window_dimensions", "window_strides", "padding")
+    }
+
+    def scattered(source: Any, operand: Any) -> list[Any]:
+        moved = [lax.transpose(x, axes) for x in (source, operand)]
+        return [lax.transpose(_compat.bind(eqn, moved, **changed)[0], back)]
+
+    plain = row_major(len(window))
+    return Step([plain, plain], [plain], scattered)
 
 
 def _sharding(platform: str, args: Any) -> Any:

@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as pe
 
 from jax_layout.gemm import gemm_kernel
+from jax_layout.layout_plan import SCOPE
 from jax_layout.report import Advice, Reorder, Value
 
 _HERE = os.path.dirname(__file__) + os.sep
@@ -183,11 +184,15 @@ def _line(eqn: Any) -> str:
 
 def _made_by(eqn: Any) -> frozenset[tuple[str, str]]:
     traceback = eqn.source_info.traceback
-    return frozenset(
+    found = {
         (frame.file_name.removeprefix(_HERE), frame.function_name)
         for frame in (traceback.frames if traceback else ())
         if frame.file_name.startswith(_HERE)
-    )
+    }
+    # Its conversions have the lines of the user's equations, and its name.
+    if SCOPE in str(eqn.source_info.name_stack):
+        found.add(("optimize.py", SCOPE))
+    return frozenset(found)
 
 
 # --- what is found
@@ -204,7 +209,9 @@ def _reorder(step: _Step, found: Findings) -> None:
         found.transposes[tuple(x.shape), tuple(axes)] = step.line
         found.transposes[step.line, x.size] = step.line
     files = {file for file, _ in step.made_by}
-    if "memory_format.py" in files:
+    if ("optimize.py", SCOPE) in step.made_by:
+        cause = "optimize_layout"
+    elif "memory_format.py" in files:
         cause = "a memory format"
     elif "gemm.py" in files:
         cause = "a GEMM that does not run in place"

@@ -40,6 +40,19 @@ def test_a_planned_resnet_moves_nothing():
     assert moved(loaded.jit().lower(*args).compile()) == moved(ours)
 
 
+def test_a_planned_gradient():
+    """Copies that are left: zeros for a scatter, and results with the same value."""
+    x = jax.ShapeDtypeStruct((8, 3, 224, 224), jnp.bfloat16)
+    args = shapes((make(resnet18, x), x))
+
+    def loss(p, x):
+        return (resnet18(p, x).astype(jnp.float32) ** 2).sum()
+
+    hlo = planned(jax.grad(loss), *args)[1].as_text()
+    assert count("transpose", hlo) == 0
+    assert count("copy", hlo) <= 4
+
+
 def test_functions_are_left_to_xla():
     x = jax.ShapeDtypeStruct((2, 3, 32, 32), jnp.bfloat16)
     args = shapes((make(unet, x), x))

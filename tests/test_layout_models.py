@@ -14,12 +14,16 @@ import jax_layout as jl
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 16, 16)), jnp.float32)
 
 
-def check(f, *args):
-    optimized = jl.optimize_layout(f)
-    ours, theirs = (jax.tree.leaves(jax.jit(g)(*args)) for g in (optimized, f))
+def close(ours, theirs):
+    ours, theirs = (jax.tree.leaves(tree) for tree in (ours, theirs))
     scale = max(float(jnp.abs(y).max()) for y in theirs)
     for x, y in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-3 * scale)
+
+
+def check(f, *args):
+    optimized = jl.optimize_layout(f)
+    close(*(jax.jit(g)(*args) for g in (optimized, f)))
     return optimized.layout_report(*args)
 
 
@@ -68,30 +72,70 @@ def test_flax():
     assert check(jax.value_and_grad(loss), variables["params"], x).optimized
 
 
-def test_haiku():
+@pytest.mark.parametrize("name", ["ResNet18", "ResNet50"])
+def test_haiku(name):
     hk = pytest.importorskip("haiku", reason="pip install jax-layout[models]")
-    net = hk.transform_with_state(lambda x: hk.nets.ResNet18(10)(x, is_training=True))
+    net = hk.transform_with_state(
+        lambda x: getattr(hk.nets, name)(10)(x, is_training=True)
+    )
     x = X.transpose(0, 2, 3, 1)
     params, state = net.init(jax.random.key(0), x)
-    f = functools.partial(lambda s, p, x: net.apply(p, s, None, x)[0], state)
+
+    def forward(params, x):
+        return net.apply(params, state, None, x)[0]
+
+    def gradient(params, x):
+        return jax.grad(lambda params: (forward(params, x) ** 2).sum())(params)
+
+    # One gradient is enough: they compile for long.
+    f = gradient if name == "ResNet18" else forward
     assert check(f, params, x).optimized
 
 
+@functools.cache
+def keras_nets(name):
+    """The network channels first and channels last, and its weights."""
+    import keras
+
+    nets = {}
+    before = keras.config.image_data_format()
+    for order, shape in (("first", (3, 64, 64)), ("last", (64, 64, 3))):
+        keras.config.set_image_data_format(f"channels_{order}")
+        nets[order] = getattr(keras.applications, name)(weights=None, input_shape=shape)
+    keras.config.set_image_data_format(before)
+    # Kernels are HWIO in either.
+    nets["first"].set_weights(nets["last"].get_weights())
+    groups = nets["last"].trainable_variables, nets["last"].non_trainable_variables
+    return nets, *([v.value for v in group] for group in groups)
+
+
 @pytest.mark.parametrize("name", ["ResNet50", "MobileNetV2", "EfficientNetB0"])
-def test_keras(name):
+@pytest.mark.parametrize("kind", ["forward", "gradient"])
+def test_keras(name, kind):
+    """Channels first and last, optimised, are the network channels last as it is."""
     os.environ.setdefault("KERAS_BACKEND", "jax")
     keras = pytest.importorskip("keras", reason="pip install jax-layout[models]")
     if keras.backend.backend() != "jax":
         pytest.skip("keras runs on another backend")
-    keras.config.set_image_data_format("channels_first")
-    net = getattr(keras.applications, name)(weights=None, input_shape=(3, 64, 64))
-    values = [
-        [v.value for v in group]
-        for group in (net.trainable_variables, net.non_trainable_variables)
-    ]
+    nets, trained, rest = keras_nets(name)
 
-    def f(values, x):
-        return net.stateless_call(*values, x)[0]
+    def function(order):
+        def f(trained, x):
+            return nets[order].stateless_call(trained, rest, x)[0]
 
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 3, 64, 64)), jnp.float32)
-    assert check(f, values, x).optimized
+        if kind == "forward":
+            return f
+        # Of a probability: at rest those of all classes are nearly the same.
+        return jax.value_and_grad(lambda trained, x: jnp.log(f(trained, x))[0, 7])
+
+    last = jnp.asarray(
+        np.random.default_rng(0).normal(size=(1, 64, 64, 3)), jnp.float32
+    )
+    expected = jax.jit(function("last"))(trained, last)
+    inputs = {"first": last.transpose(0, 3, 1, 2)}
+    if kind == "forward":
+        inputs["last"] = last
+    for order, x in inputs.items():
+        optimized = jl.optimize_layout(function(order))
+        close(jax.jit(optimized)(trained, x), expected)
+        assert optimized.layout_report(trained, x).optimized

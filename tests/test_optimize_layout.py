@@ -194,13 +194,13 @@ def test_scans_keep_their_parameters(reverse, unroll, length):
 
 def test_nested_loops_are_planned_once_per_format(monkeypatch):
     walks = []
-    walk = jl.layout_plan.Planner._walk
+    walk = jl.layout_plan.Planner._follow
 
     def counted(self, *args):
         walks.append(args)
         return walk(self, *args)
 
-    monkeypatch.setattr(jl.layout_plan.Planner, "_walk", counted)
+    monkeypatch.setattr(jl.layout_plan.Planner, "_follow", counted)
     w, x = normal(4, 4, 3, 3), normal(1, 4, 5, 5)
 
     def nest(depth):
@@ -549,6 +549,23 @@ def test_explicit_shardings_are_left_alone_with_a_warning(mesh):
     x = jax.device_put(normal(4, 3, 4, 4), jax.NamedSharding(mesh, P("a")))
     with pytest.warns(UserWarning, match="explicit mesh axis"):
         close(jax.jit(jl.optimize_layout(jnp.sin))(x), jnp.sin(x))
+
+
+def test_conversions_have_the_line_of_what_asked_for_them():
+    w, x = normal(4, 4, 3, 3), normal(2, 4, 5, 5)
+
+    def f(x):
+        y = conv(x, w)  # conv, above, asks for x in NHWC
+        y = jnp.sort(y, 1)  # a jaxpr of its own, without lines of the user's
+        return lax.fori_loop(0, 3, lambda _, c: conv(c, w), y)
+
+    report = jl.explain(jl.optimize_layout(f))(x)
+    found = [r for r in report.reorders if r.stage == "jaxpr"]
+    assert {r.cause for r in found} == {"optimize_layout"}
+    names = [r.source.rsplit("/", 1)[-1].split(":") for r in found]
+    assert {file for file, _ in names} == {"test_optimize_layout.py"}
+    first = f.__code__.co_firstlineno
+    assert str(first + 2) in [line for _, line in names]
 
 
 # --- XLA

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import jax_layout as jl
 from nets import make, tiny_resnet
@@ -103,6 +104,31 @@ def test_a_function_that_gains_nothing_has_a_plan_all_the_same():
     plan = jl.plan_layout(lambda x, n: x * n, X, 2)
     assert plan.formats == {}
     close(plan.jit()(plan.params(X), 2), 2 * X)
+
+
+def test_pooling_gradients_channels_last():
+    """As they are written for a GPU's compiler."""
+    from jax_layout.plan_layout import _windows_last
+
+    def f(x, scale):
+        def turn(c, _):
+            y = lax.reduce_window(
+                c,
+                -jnp.inf,
+                lax.max,
+                (1, 1, 3, 2),
+                (1, 1, 2, 1),
+                ((0, 0),) * 3 + ((1, 0),),
+            )
+            return c * jax.image.resize(y, c.shape, "nearest"), y.sum() * scale
+
+        return {"sum": lax.scan(turn, x, None, length=2)[1].sum()}
+
+    g = jax.grad(lambda x, scale: f(x, scale)["sum"])
+    close(jax.jit(_windows_last(g))(X, 2), jax.jit(g)(X, 2))
+    hlo = jax.jit(_windows_last(g)).lower(X, 2).as_text()
+    assert "window_dimensions = array<i64: 1, 3, 2, 1>" in hlo
+    close(_windows_last(f)(X, 2), f(X, 2))
 
 
 def test_bad_input():
