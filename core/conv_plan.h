@@ -225,9 +225,13 @@ inline Status MakeConvProblem(const ConvAttributes& a, ConvProblem* problem) {
     return Status::Error("conv: bias and relu are of the forward pass, got " +
                          std::string(a.pass) + ".");
   }
-  if (p.pass != ConvPass::kForward && !p.w_format.empty()) {
-    return Status::Error("conv: w_format is of the forward pass, got " +
-                         std::string(a.pass) + ".");
+  if (!p.w_format.empty() &&
+      (p.pass != ConvPass::kForward ||
+       !std::is_sorted(a.w_order.begin(), a.w_order.end()))) {
+    return Status::Error(
+        "conv: w_format is of the forward pass, with w_order as the axes are, "
+        "got " +
+        std::string(a.pass) + " and " + Text(a.w_order) + ".");
   }
   // Blocks next to each other are no blocks.
   for (ConvLayout* layout : {&p.x, &p.y}) {

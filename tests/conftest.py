@@ -12,6 +12,9 @@ from jax.sharding import AxisType  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 
+# Runs where the wheel alone is installed.
+collect_ignore = ["wheel_smoke.py"]
+
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 def mesh(request):

@@ -117,6 +117,7 @@ def attributes(case, conv_pass):
         groups=case.groups,
         bias=case.bias,
         relu=case.relu,
+        w_format="",
     )
     arrays = {f"{name}_shape": shape for name, shape in shapes.items()}
     arrays["x_order"] = order_of(case.x, "NC")
@@ -506,6 +507,8 @@ def test_nothing_to_sum(changes, conv_pass):
         (dict(y_shape=[2, 9, 8, 32]), "y must have extent 7 along spatial axis 1"),
         (dict(y_shape=[3, 9, 7, 32]), "one batch size, got 2 and 3"),
         (dict(pass_="input_grad", relu=True), "are of the forward pass"),
+        (dict(w_format="OHWI16o"), r"w_format is of .* w_order as the axes are"),
+        (dict(pass_="input_grad", w_format="OHWI16o"), "w_format is of the forward"),
         (dict(dilation=[2**60, 1], w_shape=[2**20, 3, 16, 32]), "smaller|too large"),
     ],
 )
@@ -524,6 +527,19 @@ def test_wrong_attributes_are_errors(changes, message):
     }
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         jax.jit(lambda *operands: target(*operands, **arrays))(*operands)
+
+
+def test_orders_of_weights_that_no_kernel_has_are_errors():
+    case = Case(w="OIHW")
+    given = attributes(case, "forward") | {"w_format": "OHWI3o"}
+    assert not _cpu.conv_plan(**given)["supported"]
+    target = jax.ffi.ffi_call(
+        "jax_layout_conv", jax.ShapeDtypeStruct(given["y_shape"], "float32")
+    )
+    operands = [np.ones(given[f"{name}_shape"], "float32") for name in "xw"]
+    given = {k: np.array(v) if isinstance(v, list) else v for k, v in given.items()}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no kernel on this machine"):
+        jax.jit(lambda *operands: target(*operands, **given))(*operands)
 
 
 @pytest.mark.parametrize(
