@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each element leaves memory once. Blocks of them are small enough for the
-// second-level cache, and a block's variance is taken about the block's mean;
-// blocks are joined in float64 (Chan, Golub and LeVeque, 1983), so nothing
-// cancels, whatever the mean is.
+// Each element is read once. Squares are taken about the mean of the blocks
+// before, of the first block about that of its head, and blocks are joined in
+// float64 (Chan, Golub and LeVeque, 1983). Nothing cancels, whatever the mean
+// is: a block is many of its deviations away from what came before only where
+// the variance of both together is as large.
 #include "cpu/moments.h"
 
 #include <algorithm>
@@ -27,6 +28,7 @@ namespace {
 constexpr int64_t kWidth = 256;       // of a row of accumulators
 constexpr int64_t kBlock = 16 << 10;  // elements
 constexpr int64_t kRuns = 64;         // of a block
+constexpr int64_t kHead = 1 << 10;    // elements that tell where the mean is
 constexpr int64_t kTaskElements = 32 << 10;
 
 // An element in memory, and in sums.
@@ -254,16 +256,27 @@ JAX_LAYOUT_INLINE void MomentsOf(const MomentsProblem& p, const Part& part,
   ForEachBlock(
       p, part,
       [&](const Block& block, int64_t rows) __attribute__((always_inline)) {
-        const double inverse = 1 / static_cast<double>(rows);
-        Sum<T>(block, x, sums);
-        for (int64_t j = 0; j < part.columns; ++j) {
-          center[j] = static_cast<typename T::Sum>(sums[j] * inverse);
+        if (before == 0) {
+          const Run run = {block.runs->offset,
+                           std::min(block.runs->rows,
+                                    (kHead + part.columns - 1) / part.columns)};
+          const Block head = {&run, 1, block.columns, block.pitch,
+                              block.folded};
+          Sum<T>(head, x, sums);
+          for (int64_t j = 0; j < part.columns; ++j) {
+            const double mean = sums[j] / static_cast<double>(run.rows);
+            center[j] = static_cast<typename T::Sum>(mean);
+          }
+        } else {
+          for (int64_t j = 0; j < part.columns; ++j) {
+            center[j] = static_cast<typename T::Sum>(out[j].first);
+          }
         }
         Repeat(block, center);
+        const double inverse = 1 / static_cast<double>(rows);
         Squares<T>(block, x, center, sums, squares);
         Pair* to = before == 0 ? out : here;
         for (int64_t j = 0; j < part.columns; ++j) {
-          // The center was rounded.
           const double off = sums[j] * inverse;
           to[j] = {center[j] + off, squares[j] - sums[j] * off};
         }

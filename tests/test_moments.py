@@ -80,6 +80,15 @@ def test_variance_about_a_large_mean(shape, axes):
     np.testing.assert_allclose(var, wide(x).var(axes), rtol=1e-6)
 
 
+def test_what_comes_later_may_lie_elsewhere():
+    apart = np.repeat([0, 1e4, -1e4, 1], 2).reshape(8, 1, 1, 1)
+    x = jnp.asarray(numbers((8, 16, 64, 64), "float32") + apart, "float32")
+    for axes, x_in_order in (((0, 2, 3), x), ((0, 1, 2), x.transpose(0, 2, 3, 1))):
+        mean, var = jax.jit(moments, static_argnums=1)(x_in_order, axes)
+        np.testing.assert_allclose(mean, wide(x_in_order).mean(axes), atol=1e-3)
+        np.testing.assert_allclose(var, wide(x_in_order).var(axes), rtol=1e-5)
+
+
 @pytest.mark.parametrize("place", ["first", "last", "every hundredth"])
 @pytest.mark.parametrize("mean", [0, 1e4])
 @pytest.mark.parametrize("format", ["NCHW", "NHWC"])

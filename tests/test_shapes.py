@@ -98,9 +98,9 @@ CASES["addmm_"] = ([a(3, 5), *CASES["addmm"][0][1:]], {}, CASES["addmm"][2])
 CASES["baddbmm_"] = ([a(2, 3, 5), *CASES["baddbmm"][0][1:]], {}, CASES["baddbmm"][2])
 # What else is public: of functions, files, formats and plans.
 OTHERS = set(
-    "batch_of define elementwise explain explain_gemm is_contiguous jvp_of load "
-    "load_plan memory_format operators optimize_layout plan_layout profile save "
-    "save_gemms tune_gemms".split()
+    "batch_of conv_weight_format define elementwise explain explain_gemm is_contiguous "
+    "jvp_of load load_plan memory_format operators optimize_layout plan_layout profile "
+    "save save_gemms tune_gemms".split()
 )
 
 
