@@ -70,8 +70,10 @@ def order_of(values: Sequence[Any]) -> tuple[int, ...] | None:
             found.add(_order_of_result(operation, value))
         elif operation.name not in _ANYWHERE:
             return None
-        if len(visited) > _MOST_VISITED or len(found) > 1 or None in found:
+        if len(visited) > _MOST_VISITED:
             return None
+    if len(found) > 1:
+        return None
     return found.pop() if found else ()
 
 
