@@ -21,9 +21,8 @@
 //   stride, dilation, pad_low, pad_high  int64[], per spatial axis
 //   groups    int64
 //   bias, relu  bool
-//   w_format  string, "" if w lies as its shape and order say; else the
-//   kernel's
-//             own order of a w of this shape, see core/conv_problem.h
+//   w_format  string, "" if w lies as its shape and order say; else the order
+//             of the kernel's own, see core/conv_problem.h
 //
 // Shapes and order are those of the attributes: what the buffers say of theirs
 // is not read.

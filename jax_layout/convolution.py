@@ -135,7 +135,7 @@ class Convolution:
 
 
 _CPU_DTYPES = ("float32", "bfloat16", "float16", "int8")  # of the operands
-_RESULTS = ("float32", "bfloat16", "float16", "int32")
+RESULTS = ("float32", "bfloat16", "float16", "int32")
 
 # A pass by its result: what it is called, and what it reads.
 _NAMES = {"y": "forward", "x": "input_grad", "w": "weight_grad"}
@@ -312,12 +312,6 @@ def kernel(
     found, plan = call(memory)
     if not plan["worthwhile"]:
         return None
-    plain = {name: tuple(range(len(memory[name]))) for name in given}
-    if plan["implementation"] == "depthwise" and plain != memory:
-        # Its kernels read every order, and XLA's copies take longer than they do.
-        found = dataclasses.replace(
-            found, in_order=lambda order: None if order else call(plain)[0]
-        )
     if packed is not None:
         if weights_format(plan["w_format"], len(conv.stride)) == packed:
             found, _ = call(memory, plan["w_format"])
@@ -328,6 +322,12 @@ def kernel(
         unpack = packed.unpack
         return dataclasses.replace(
             found, prepare=lambda x, w, *bias: (x, unpack(w), *bias)
+        )
+    plain = {name: tuple(range(len(memory[name]))) for name in given}
+    if plan["implementation"] == "depthwise" and plain != memory:
+        # Its kernels read every order, and XLA's copies take longer than they do.
+        return dataclasses.replace(
+            found, in_order=lambda order: None if order else call(plain)[0]
         )
     return found
 
@@ -460,7 +460,7 @@ def _define(result: str, name: str) -> Any:
             sharding=rule(_sharding),
             in_parts=rule(_in_parts),
             platforms=("cpu",),
-            dtypes=_RESULTS,
+            dtypes=RESULTS,
             layouts=True,
         )
     )
@@ -564,7 +564,7 @@ conv_fused_p = define(
         sharding=functools.partial(_sharding, "y"),
         in_parts=_fused_in_parts,
         platforms=("cpu",),
-        dtypes=_RESULTS,
+        dtypes=RESULTS,
         layouts=True,
     )
 )

@@ -10,6 +10,7 @@ from jax import Array
 
 from jax_layout import _backends
 from jax_layout.convolution import (
+    RESULTS,
     Convolution,
     Sizes,
     conv_fused_p,
@@ -70,7 +71,7 @@ conv_packed_p = define(
         batch=batch_of(_unpacked),
         sharding=_sharding,
         platforms=("cpu",),
-        dtypes=("float32", "bfloat16", "float16", "int32"),
+        dtypes=RESULTS,
         layouts=True,
     )
 )

@@ -94,6 +94,13 @@ def test_weights_packed_for_another_problem_are_unpacked():
     assert 'w_format = ""' in compiled(f, x, packed)
 
 
+def test_one_channel_in_a_format_that_no_kernel_has():
+    x, weight, _ = operands((8, 1, 64, 64), (1, 1, 4, 3))  # a depthwise one
+    rows = jl.MemoryFormat(((), (), (2,), ()), ((2, 1), (0, 0), (1, 0), (2, 0), (3, 0)))
+    packed = jl.FormattedArray.pack(weight, rows)
+    np.testing.assert_array_equal(jl.conv(x, packed), jl.conv(x, weight))
+
+
 def test_formats_that_move_nothing():
     x, weight, _ = operands((2, 32, 9, 8), (32, 1, 3, 3))
     assert jl.conv_weight_format(x, weight, groups=32).row_major  # depthwise
