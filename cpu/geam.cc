@@ -9,15 +9,11 @@
 #include <cstring>
 #include <type_traits>
 
+#include "cpu/clones.h"
 #include "cpu/pages.h"
 #include "cpu/permute.h"
 
 // The loops below are compiled for what memory needs; more is not faster.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define JAX_LAYOUT_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define JAX_LAYOUT_CLONES
-#endif
 
 namespace jax_layout {
 namespace {
@@ -41,19 +37,21 @@ int64_t ItemSize(DType type) {
 }
 
 // One row of a block: y = alpha * a + beta * b.
-JAX_LAYOUT_CLONES void AddF32(const float* a, const float* b, float* y,
-                              int64_t n, float alpha, float beta) {
+JAX_LAYOUT_CLONES("avx2", "default")
+void AddF32(const float* a, const float* b, float* y, int64_t n, float alpha,
+            float beta) {
   for (int64_t i = 0; i < n; ++i) y[i] = alpha * a[i] + beta * b[i];
 }
 
-JAX_LAYOUT_CLONES void AddF64(const double* a, const double* b, double* y,
-                              int64_t n, double alpha, double beta) {
+JAX_LAYOUT_CLONES("avx2", "default")
+void AddF64(const double* a, const double* b, double* y, int64_t n,
+            double alpha, double beta) {
   for (int64_t i = 0; i < n; ++i) y[i] = alpha * a[i] + beta * b[i];
 }
 
-JAX_LAYOUT_CLONES void AddBf16(const uint16_t* a, const uint16_t* b,
-                               uint16_t* y, int64_t n, float alpha,
-                               float beta) {
+JAX_LAYOUT_CLONES("avx2", "default")
+void AddBf16(const uint16_t* a, const uint16_t* b, uint16_t* y, int64_t n,
+             float alpha, float beta) {
   for (int64_t i = 0; i < n; ++i) {
     const float z =
         alpha * __builtin_bit_cast(float, static_cast<uint32_t>(a[i]) << 16) +

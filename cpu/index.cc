@@ -8,16 +8,11 @@
 #include <memory>
 #include <new>
 
+#include "cpu/clones.h"
 #include "cpu/pages.h"
 #include "cpu/permute.h"
 
 // The loops below are compiled for what memory needs; more is not faster.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define JAX_LAYOUT_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define JAX_LAYOUT_CLONES
-#endif
-#define JAX_LAYOUT_INLINE inline __attribute__((always_inline))
 
 namespace jax_layout {
 namespace {
@@ -48,13 +43,15 @@ JAX_LAYOUT_INLINE bool ResolveAll(const Index* index, int64_t n, int64_t extent,
   return all >= 0;
 }
 
-JAX_LAYOUT_CLONES bool ResolveNarrow(const int32_t* index, int64_t n,
-                                     int64_t extent, bool clip, int64_t* rows) {
+JAX_LAYOUT_CLONES("avx2", "default")
+bool ResolveNarrow(const int32_t* index, int64_t n, int64_t extent, bool clip,
+                   int64_t* rows) {
   return ResolveAll(index, n, extent, clip, rows);
 }
 
-JAX_LAYOUT_CLONES bool ResolveWide(const int64_t* index, int64_t n,
-                                   int64_t extent, bool clip, int64_t* rows) {
+JAX_LAYOUT_CLONES("avx2", "default")
+bool ResolveWide(const int64_t* index, int64_t n, int64_t extent, bool clip,
+                 int64_t* rows) {
   return ResolveAll(index, n, extent, clip, rows);
 }
 
@@ -203,14 +200,16 @@ JAX_LAYOUT_INLINE void AddRows(const void* source, const int64_t* at,
 }
 
 // Clones are made of functions, not of templates.
-#define JAX_LAYOUT_SUMS(NAME, ELEMENT) \
-  JAX_LAYOUT_CLONES void SumRow##NAME(const RowSum& r) { SumRow<ELEMENT>(r); }
-#define JAX_LAYOUT_ADDS(NAME, T)                                              \
-  JAX_LAYOUT_SUMS(NAME, Plain<T>)                                             \
-  JAX_LAYOUT_CLONES void AddRows##NAME(const void* source, const int64_t* at, \
-                                       int64_t rows, int64_t width,           \
-                                       int64_t stride, void* y) {             \
-    AddRows<T>(source, at, rows, width, stride, y);                           \
+#define JAX_LAYOUT_SUMS(NAME, ELEMENT)                                      \
+  JAX_LAYOUT_CLONES("avx2", "default") void SumRow##NAME(const RowSum& r) { \
+    SumRow<ELEMENT>(r);                                                     \
+  }
+#define JAX_LAYOUT_ADDS(NAME, T)                                          \
+  JAX_LAYOUT_SUMS(NAME, Plain<T>)                                         \
+  JAX_LAYOUT_CLONES("avx2", "default")                                    \
+  void AddRows##NAME(const void* source, const int64_t* at, int64_t rows, \
+                     int64_t width, int64_t stride, void* y) {            \
+    AddRows<T>(source, at, rows, width, stride, y);                       \
   }
 JAX_LAYOUT_SUMS(Bf16, Bf16)
 JAX_LAYOUT_SUMS(F16, F16)

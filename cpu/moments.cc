@@ -13,14 +13,7 @@
 #include <new>
 
 #include "core/float16.h"
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define JAX_LAYOUT_CLONES \
-  __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define JAX_LAYOUT_CLONES
-#endif
-#define JAX_LAYOUT_INLINE inline __attribute__((always_inline))
+#include "cpu/clones.h"
 
 namespace jax_layout {
 namespace {
@@ -310,13 +303,14 @@ JAX_LAYOUT_INLINE void SumsOf(const MomentsProblem& p, const Part& part,
 }
 
 #define JAX_LAYOUT_LOOPS(NAME, T)                                              \
-  JAX_LAYOUT_CLONES void Moments##NAME(                                        \
-      const MomentsProblem& p, const Part& part, const void* x, Pair* out) {   \
+  JAX_LAYOUT_CLONES("avx512f", "avx2", "default")                              \
+  void Moments##NAME(const MomentsProblem& p, const Part& part, const void* x, \
+                     Pair* out) {                                              \
     MomentsOf<T>(p, part, x, out);                                             \
   }                                                                            \
-  JAX_LAYOUT_CLONES void Sums##NAME(const MomentsProblem& p, const Part& part, \
-                                    const void* ct, const void* x,             \
-                                    const void* center, Pair* out) {           \
+  JAX_LAYOUT_CLONES("avx512f", "avx2", "default")                              \
+  void Sums##NAME(const MomentsProblem& p, const Part& part, const void* ct,   \
+                  const void* x, const void* center, Pair* out) {              \
     SumsOf<T>(p, part, ct, x, center, out);                                    \
   }                                                                            \
   struct NAME {                                                                \

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from jax_layout.gemm import accumulator
 from jax_layout.matmul import arrays, scalar
-from jax_layout.op import Kernel, Op, define, jvp_of
+from jax_layout.op import Kernel, Op, define, in_front, jvp_of
 
 _CPU_DTYPES = ("float32", "float64", "bfloat16", "complex64", "complex128")
 # Below this many bytes XLA's own loop is as fast as a custom call.
@@ -134,14 +134,7 @@ def _transpose(
 def _batch(
     operands: Sequence[Array], dims: Sequence[Any], **params: Any
 ) -> tuple[Array, int]:
-    size = next(
-        x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None
-    )
-    a, b = (
-        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-        for x, d in zip(operands, dims, strict=True)
-    )
-    return geam_p(a, b, **params), 0
+    return geam_p(*in_front(operands, dims), **params), 0
 
 
 def _sharding(a: Any, b: Any, *, transposes: tuple[bool, bool], **params: Any) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 from jax.interpreters import ad
 
-from jax_layout.op import Kernel, Op, define
+from jax_layout.op import Kernel, Op, define, in_front
 from jax_layout.physical import wide
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -229,16 +229,8 @@ def _batch_of(
     def batch(
         operands: Sequence[Array], dims: Sequence[Any], *, axes: tuple[int, ...]
     ) -> Any:
-        size = next(
-            v.shape[d] for v, d in zip(operands, dims, strict=True) if d is not None
-        )
-        moved = [
-            jnp.broadcast_to(v, (size, *v.shape))
-            if d is None
-            else jnp.moveaxis(v, d, 0)
-            for v, d in zip(operands, dims, strict=True)
-        ]
-        out = apply()(*moved, axes=tuple(axis + 1 for axis in axes))
+        moved = tuple(axis + 1 for axis in axes)
+        out = apply()(*in_front(operands, dims), axes=moved)
         return out, [0] * len(out) if isinstance(out, list) else 0
 
     return batch

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental.custom_partitioning import custom_partitioning
@@ -221,6 +222,23 @@ def batch_of(f: Callable[..., Any]) -> Callable[..., Any]:
         return out, [0] * len(out) if isinstance(out, list | tuple) else 0
 
     return rule
+
+
+def in_front(operands: Sequence[Any], dims: Sequence[Any]) -> list[Array]:
+    """Operands of a `batch` rule, all with the batch as first axis.
+
+    Args:
+      operands: the operator's.
+      dims: the batch axis of each; None for one that has none, which is repeated.
+    """
+    pairs = list(zip(operands, dims, strict=True))
+    size = next(x.shape[dim] for x, dim in pairs if dim is not None)
+    return [
+        jnp.broadcast_to(x, (size, *x.shape))
+        if dim is None
+        else jnp.moveaxis(x, dim, 0)
+        for x, dim in pairs
+    ]
 
 
 def _vary_alike(operands: Sequence[Any]) -> Sequence[Any]:

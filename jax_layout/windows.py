@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 from jax.interpreters import ad
 
-from jax_layout.op import Op, define
+from jax_layout.op import Op, define, in_front
 
 # The gradient of longer windows is left to XLA's own, one pass for any length.
 _MAX_UNROLLED = 32
@@ -215,16 +215,7 @@ def _linear(name: str, function: Any, transposed: Any) -> Any:
     def batch(
         operands: Sequence[Array], dims: Sequence[Any], *, axis: int, window: Window
     ) -> tuple[Array, int]:
-        size = next(
-            v.shape[d] for v, d in zip(operands, dims, strict=True) if d is not None
-        )
-        x, chosen = (
-            jnp.broadcast_to(v, (size, *v.shape))
-            if d is None
-            else jnp.moveaxis(v, d, 0)
-            for v, d in zip(operands, dims, strict=True)
-        )
-        return apply(x, chosen, axis=axis + 1, window=window), 0
+        return apply(*in_front(operands, dims), axis=axis + 1, window=window), 0
 
     apply = define(Op(name=name, lax=function, transpose=transpose, batch=batch))
     return apply
