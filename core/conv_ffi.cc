@@ -23,6 +23,7 @@
 //   bias, relu  bool
 //   w_format  string, "" if w lies as its shape and order say; else the order
 //             of the kernel's own, see core/conv_problem.h
+//   winograd  bool, whether products may be saved so, see there
 //
 // Shapes and order are those of the attributes: what the buffers say of theirs
 // is not read.
@@ -66,14 +67,14 @@ ffi::ErrorOr<std::unique_ptr<ConvState>> Instantiate(
     Axes x_shape, Axes w_shape, Axes y_shape, Axes x_order, Axes w_order,
     Axes y_order, int64_t x_block, int64_t y_block, Axes stride, Axes dilation,
     Axes pad_low, Axes pad_high, int64_t groups, bool bias, bool relu,
-    std::string_view w_format) {
+    std::string_view w_format, bool winograd) {
   auto state = std::make_unique<ConvState>();
   ConvProblem problem;
   Status status = MakeConvProblem(
       {pass, type, result, ToSpan(x_shape), ToSpan(w_shape), ToSpan(y_shape),
        ToSpan(x_order), ToSpan(w_order), ToSpan(y_order), x_block, y_block,
        ToSpan(stride), ToSpan(dilation), ToSpan(pad_low), ToSpan(pad_high),
-       groups, bias, relu, w_format},
+       groups, bias, relu, w_format, winograd},
       &problem);
   if (status.ok()) status = ChooseConvKernel(problem, &state->kernel);
   if (!status.ok()) return ffi::Unexpected(ToError(status));
@@ -160,7 +161,8 @@ XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
                            .Attr<int64_t>("groups")
                            .Attr<bool>("bias")
                            .Attr<bool>("relu")
-                           .Attr<std::string_view>("w_format"));
+                           .Attr<std::string_view>("w_format")
+                           .Attr<bool>("winograd"));
 
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                        ffi::Ffi::Bind()

@@ -22,12 +22,13 @@ nb::dict Plan(const std::string& pass, const std::string& type,
               const Axes& w_order, const Axes& y_order, int64_t x_block,
               int64_t y_block, const Axes& stride, const Axes& dilation,
               const Axes& pad_low, const Axes& pad_high, int64_t groups,
-              bool bias, bool relu, const std::string& w_format) {
+              bool bias, bool relu, const std::string& w_format,
+              bool winograd) {
   ConvProblem problem;
   Status status =
       MakeConvProblem({pass, type, result, x_shape, w_shape, y_shape, x_order,
                        w_order, y_order, x_block, y_block, stride, dilation,
-                       pad_low, pad_high, groups, bias, relu, w_format},
+                       pad_low, pad_high, groups, bias, relu, w_format, winograd},
                       &problem);
   if (!status.ok()) throw nb::value_error(status.message.c_str());
   ConvKernel kernel;
@@ -50,6 +51,7 @@ void Extend(void* module) {
       nb::arg("x_block"), nb::arg("y_block"), nb::arg("stride"),
       nb::arg("dilation"), nb::arg("pad_low"), nb::arg("pad_high"),
       nb::arg("groups"), nb::arg("bias"), nb::arg("relu"), nb::arg("w_format"),
+      nb::arg("winograd"),
       "What becomes of the convolution that the attributes of the FFI target "
       "name, a dict: whether it is `supported` by this backend, and "
       "`worthwhile` (no slower than XLA's own), the bytes of `workspace` it "

@@ -27,6 +27,7 @@ struct ConvAttributes {
   int64_t groups = 1;
   bool bias = false, relu = false;
   std::string_view w_format = {};
+  bool winograd = false;
 };
 
 namespace conv_internal {
@@ -184,6 +185,7 @@ inline Status MakeConvProblem(const ConvAttributes& a, ConvProblem* problem) {
   p.bias = a.bias;
   p.relu = a.relu;
   p.w_format = a.w_format;
+  p.winograd = a.winograd;
   if (y_outer[0] != p.batch) {
     return Status::Error("conv: x and y must have one batch size, got " +
                          std::to_string(p.batch) + " and " +

@@ -51,6 +51,9 @@ struct ConvProblem {
   // kForward: the order in which w lies, if it is the kernel's own, a name such
   // as "OHWI64o"; w.strides are then row-major.
   std::string w_format;
+  // Not kWeightGrad: products may be saved by transforms, which round otherwise
+  // than the plain sum, and spread what is not finite to its neighbours.
+  bool winograd = false;
   bool bias = false;  // kForward: [out_channels], dtype of y, added to y
   bool relu = false;  // kForward: after the bias
 };

@@ -7,6 +7,7 @@
 
 #include "cpu/conv_depthwise.h"
 #include "cpu/conv_onednn.h"
+#include "cpu/conv_winograd.h"
 #include "cpu/gemm_tiles.h"
 #include "cpu/pages.h"
 
@@ -72,6 +73,20 @@ Status ChooseDepthwise(const ConvProblem& problem, ConvKernel* kernel) {
                          buffers, executor,
                          [&](const ConvBuffers& b, const Executor& e) {
                            return Depthwise(problem, b, e);
+                         });
+  };
+  return Status::Ok();
+}
+
+Status ChooseWinograd(const ConvProblem& problem, ConvKernel* kernel) {
+  kernel->implementation = "winograd";
+  kernel->workspace = WinogradWorkspace(problem, ProcessorCount());
+  kernel->run = [problem](const ConvBuffers& buffers,
+                          const Executor& executor) {
+    return WithWorkspace(WinogradWorkspace(problem, executor.num_threads()),
+                         buffers, executor,
+                         [&](const ConvBuffers& b, const Executor& e) {
+                           return Winograd(problem, b, e);
                          });
   };
   return Status::Ok();
@@ -196,6 +211,8 @@ Status ChooseConvKernel(const ConvProblem& problem, ConvKernel* kernel) {
   }
   Status status = DepthwiseSupports(cropped) && cropped.w_format.empty()
                       ? ChooseDepthwise(cropped, kernel)
+                  : WinogradSupports(cropped) && WinogradWorthwhile(cropped)
+                      ? ChooseWinograd(cropped, kernel)
                       : ChooseOnednnConv(cropped, kernel);
   if (!status.ok()) {
     return Status::Error("conv: no kernel on this machine for " +

@@ -78,6 +78,12 @@ def canonical_precision(precision: Any) -> Any:
     return lax.canonicalize_precision(precision)
 
 
+def is_default_precision(precision: Any) -> bool:
+    """Whether that asks for nothing in particular."""
+    given = precision if isinstance(precision, tuple) else (precision,)
+    return all(p in (None, lax.Precision.DEFAULT) for p in given)
+
+
 def bind(eqn: Any, operands: Sequence[Any], **changed: Any) -> list[Any]:
     """Applies the primitive of a jaxpr's equation to other operands.
 

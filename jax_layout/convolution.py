@@ -20,7 +20,7 @@ from jax import Array
 from jax.interpreters import ad
 from jax.lax import ConvDimensionNumbers
 
-from jax_layout import _backends
+from jax_layout import _backends, _compat
 from jax_layout.gemm import accumulator, placement
 from jax_layout.memory_format import MemoryFormat
 from jax_layout.op import Kernel, Op, batch_of, define
@@ -297,6 +297,7 @@ def kernel(
             "x_block": conv.x_block,
             "y_block": conv.y_block,
             "w_format": w_format,
+            "winograd": _compat.is_default_precision(precision),
         } | {name: np.array(value, np.int64) for name, value in sizes.items()}
         plan = _backends.conv_plan(platform, attributes)
         kernel = Kernel(

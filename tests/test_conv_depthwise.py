@@ -39,6 +39,7 @@ class CProblem(ctypes.Structure):
         ("blocks", ctypes.c_int64 * 3),
         ("bias", ctypes.c_int64),
         ("relu", ctypes.c_int64),
+        ("winograd", ctypes.c_int64),
     ]
 
 

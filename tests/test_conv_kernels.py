@@ -118,6 +118,7 @@ def attributes(case, conv_pass):
         bias=case.bias,
         relu=case.relu,
         w_format="",
+        winograd=False,
     )
     arrays = {f"{name}_shape": shape for name, shape in shapes.items()}
     arrays["x_order"] = order_of(case.x, "NC")
