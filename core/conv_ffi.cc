@@ -70,12 +70,27 @@ ffi::ErrorOr<std::unique_ptr<ConvState>> Instantiate(
     std::string_view w_format, bool winograd) {
   auto state = std::make_unique<ConvState>();
   ConvProblem problem;
-  Status status = MakeConvProblem(
-      {pass, type, result, ToSpan(x_shape), ToSpan(w_shape), ToSpan(y_shape),
-       ToSpan(x_order), ToSpan(w_order), ToSpan(y_order), x_block, y_block,
-       ToSpan(stride), ToSpan(dilation), ToSpan(pad_low), ToSpan(pad_high),
-       groups, bias, relu, w_format, winograd},
-      &problem);
+  Status status = MakeConvProblem({pass,
+                                   type,
+                                   result,
+                                   ToSpan(x_shape),
+                                   ToSpan(w_shape),
+                                   ToSpan(y_shape),
+                                   ToSpan(x_order),
+                                   ToSpan(w_order),
+                                   ToSpan(y_order),
+                                   x_block,
+                                   y_block,
+                                   ToSpan(stride),
+                                   ToSpan(dilation),
+                                   ToSpan(pad_low),
+                                   ToSpan(pad_high),
+                                   groups,
+                                   bias,
+                                   relu,
+                                   w_format,
+                                   winograd},
+                                  &problem);
   if (status.ok()) status = ChooseConvKernel(problem, &state->kernel);
   if (!status.ok()) return ffi::Unexpected(ToError(status));
   state->x_count = Count(x_shape);

@@ -25,11 +25,11 @@ nb::dict Plan(const std::string& pass, const std::string& type,
               bool bias, bool relu, const std::string& w_format,
               bool winograd) {
   ConvProblem problem;
-  Status status =
-      MakeConvProblem({pass, type, result, x_shape, w_shape, y_shape, x_order,
-                       w_order, y_order, x_block, y_block, stride, dilation,
-                       pad_low, pad_high, groups, bias, relu, w_format, winograd},
-                      &problem);
+  Status status = MakeConvProblem(
+      {pass,     type,    result,  x_shape, w_shape,  y_shape,  x_order,
+       w_order,  y_order, x_block, y_block, stride,   dilation, pad_low,
+       pad_high, groups,  bias,    relu,    w_format, winograd},
+      &problem);
   if (!status.ok()) throw nb::value_error(status.message.c_str());
   ConvKernel kernel;
   const bool supported = ChooseConvKernel(problem, &kernel).ok();

@@ -22,9 +22,10 @@ constexpr int64_t kPositions = 16;  // of a transformed tile
 constexpr int64_t kTaps = 9;
 constexpr int64_t kFloat = sizeof(float);
 constexpr int64_t kLine = 64;
-constexpr int64_t kChannels = 32;       // a multiple of every panel
-constexpr int64_t kPackedChannels = 16;  // filters that are packed at a time
-constexpr int64_t kBlockBytes = 5 << 18;  // of transformed tiles, in L2
+constexpr int64_t kChannels = 32;         // a multiple of every panel
+constexpr int64_t kPackedChannels = 16;   // filters that are packed at a time
+constexpr int64_t kBlockBytes = 3 << 18;  // of transformed tiles, in L2
+constexpr int64_t kLeastBlock = 32;       // tiles for which filters pass by
 
 const WinogradKernels* KernelsOf(Floats floats) {
 #ifdef __x86_64__
@@ -73,8 +74,8 @@ struct Cut {
   Cut(const Filtering& f, const WinogradKernels& kernels, int num_threads) {
     const int64_t panels = f.out_channels / kernels.panel;
     workers = std::max(num_threads, 1);
-    const int64_t most = std::max<int64_t>(
-        kBlockBytes / (kPositions * f.channels * kFloat), kernels.most_rows);
+    const int64_t most =
+        std::max(kBlockBytes / (kPositions * f.channels * kFloat), kLeastBlock);
     blocks = CeilDiv(f.count, most);
     if (blocks > 1) blocks = RoundUp(blocks, workers);
     block = CeilDiv(f.count, blocks);
@@ -84,7 +85,7 @@ struct Cut {
     const auto plane = [](int64_t count) {
       return RoundUp(count, 2 * kLine / kFloat) + kLine / kFloat;
     };
-    filter_plane = f.channels * kernels.panel;
+    filter_plane = plane(f.channels * kernels.panel);
     tile_plane = plane(block * f.channels);
     sum_plane = plane(block * kernels.panel);
     filters = RoundUp(f.channels, kLine / kFloat);
@@ -171,8 +172,8 @@ bool WinogradSupports(const ConvProblem& p) {
   const auto plain = [](const std::array<int64_t, 3>& a, int64_t value) {
     return a[1] == value && a[2] == value;
   };
-  const bool image = p.in[0] == 1 && p.out[0] == 1 && p.kernel[0] == 1 &&
-                     p.pad_low[0] == 0;
+  const bool image =
+      p.in[0] == 1 && p.out[0] == 1 && p.kernel[0] == 1 && p.pad_low[0] == 0;
   return p.winograd && p.pass != ConvPass::kWeightGrad &&
          p.type == DType::kF32 && p.result == DType::kF32 && p.groups == 1 &&
          image && plain(p.kernel, 3) && plain(p.stride, 1) &&
@@ -183,7 +184,7 @@ bool WinogradSupports(const ConvProblem& p) {
 }
 
 bool WinogradWorthwhile(const ConvProblem& p) {
-  return Filtering(p).count >= 64;
+  return Filtering(p).count >= 48;
 }
 
 int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads) {
@@ -205,15 +206,15 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
   const Filtering f(problem);
   const Cut cut(f, *kernels, executor.num_threads());
   const int64_t panel = kernels->panel, panels = f.out_channels / panel;
-  const auto* x =
-      static_cast<const float*>(f.forward ? buffers.x : buffers.y);
+  const auto* x = static_cast<const float*>(f.forward ? buffers.x : buffers.y);
   auto* y = static_cast<float*>(f.forward ? buffers.y : buffers.x);
   const auto* w = static_cast<const float*>(buffers.w);
   const auto* bias = static_cast<const float*>(buffers.bias);
   auto* memory = static_cast<float*>(buffers.workspace);
   const float* zeros = std::fill_n(memory, f.channels, 0.f) - f.channels;
 
-  const int64_t filter_workers = std::min<int64_t>(panels, executor.num_threads());
+  const int64_t filter_workers =
+      std::min<int64_t>(panels, executor.num_threads());
   std::atomic<int64_t> next{0};
   executor.ParallelFor(filter_workers, [&](int64_t worker) {
     for (int64_t i; (i = next.fetch_add(1)) < panels;) {
@@ -232,6 +233,7 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
       const int64_t first = i * cut.block;
       const int64_t count = std::min(cut.block, f.count - first);
       const int64_t pieces = CeilDiv(count, kernels->most_rows);
+      const int64_t step = panel / pieces;
       kernels->input(f.tiles, x, first, count, f.channels, zeros, v,
                      cut.tile_plane);
       for (int64_t j = 0; j < panels; ++j) {
@@ -244,7 +246,8 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
             kernels->product[rows - 1](
                 v + at * cut.tile_plane + row * f.channels, f.channels,
                 u + at * cut.filter_plane, f.channels,
-                m + at * cut.sum_plane + row * panel, panel);
+                m + at * cut.sum_plane + row * panel, panel,
+                u + (at + 1) * cut.filter_plane + f.channels * k * step, step);
           }
         }
         kernels->output(f.tiles, m, panel, cut.sum_plane, first, count, panel,

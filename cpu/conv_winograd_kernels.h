@@ -52,9 +52,11 @@ struct WinogradKernels {
                 int64_t plane);
 
   // m = a b: a is [rows, depth] with its rows a_row apart, b [depth, panel],
-  // and the rows of m are m_row apart. [rows - 1]
+  // and the rows of m are m_row apart. Meanwhile, depth pieces of next_step
+  // elements from `next` on are brought into L2. [rows - 1]
   void (*const* product)(const float* a, int64_t a_row, const float* b,
-                         int64_t depth, float* m, int64_t m_row);
+                         int64_t depth, float* m, int64_t m_row,
+                         const float* next, int64_t next_step);
 
   // m, [count, m_row] in each plane, to tiles of y, in which `channels` are
   // written.

@@ -16,8 +16,8 @@
 namespace jax_layout {
 namespace {
 
-constexpr int kVectors = 2;       // of a panel
-constexpr int kPrefetch = 24;     // rows of b ahead
+constexpr int kVectors = 2;    // of a panel
+constexpr int kPrefetch = 24;  // rows of b ahead
 
 template <class V>
 void Filters(const float* w, int64_t w_channel, int64_t w_row, int64_t w_col,
@@ -98,7 +98,7 @@ void Input(const WinogradTiles& tiles, const float* x, int64_t first,
 
 template <class V, int kCount>
 void Product(const float* a, int64_t a_row, const float* b, int64_t depth,
-             float* m, int64_t m_row) {
+             float* m, int64_t m_row, const float* next, int64_t next_step) {
   using Reg = typename V::Reg;
   Reg sum[kCount][kVectors];
 #pragma GCC unroll 16
@@ -106,6 +106,10 @@ void Product(const float* a, int64_t a_row, const float* b, int64_t depth,
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) sum[i][v] = V::Zero();
   }
+  // Addresses of three rows take one register, with the step between rows.
+  const float* rows[(kCount + 2) / 3];
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; i += 3) rows[i / 3] = a + i * a_row;
   for (int64_t k = 0; k < depth; ++k, b += kVectors * V::kLanes) {
     Reg factor[kVectors];
 #pragma GCC unroll 2
@@ -113,9 +117,10 @@ void Product(const float* a, int64_t a_row, const float* b, int64_t depth,
       factor[v] = V::Load(b + v * V::kLanes);
       __builtin_prefetch(b + (kPrefetch * kVectors + v) * V::kLanes);
     }
+    __builtin_prefetch(next + k * next_step, 0, 2);
 #pragma GCC unroll 16
     for (int i = 0; i < kCount; ++i) {
-      const Reg x = V::Set(a[i * a_row + k]);
+      const Reg x = V::Set(rows[i / 3][i % 3 * a_row + k]);
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
         sum[i][v] = sum[i][v] + x * factor[v];
@@ -141,8 +146,8 @@ void Output(const WinogradTiles& tiles, const float* m, int64_t m_row,
     const int64_t row = (first + t) / tiles.cols;
     const int64_t top = row % tiles.rows * 2;
     const int64_t left = (first + t) % tiles.cols * 2;
-    float* to = y + row / tiles.rows * out.image + top * out.row +
-                left * out.col;
+    float* to =
+        y + row / tiles.rows * out.image + top * out.row + left * out.col;
     const bool below = top + 1 < out.height, right = left + 1 < out.width;
     const float* from = m + t * m_row;
     for (int64_t c = 0; c < channels; c += V::kLanes) {
@@ -178,15 +183,13 @@ struct Products {
   static constexpr auto Make(std::integer_sequence<int, i...>) {
     return std::array{&Product<V, i + 1>...};
   }
-  static constexpr auto all =
-      Make(std::make_integer_sequence<int, V::kRows>());
+  static constexpr auto all = Make(std::make_integer_sequence<int, V::kRows>());
 };
 
 template <class V>
 constexpr WinogradKernels KernelsOf() {
-  return {V::kLanes,       kVectors * V::kLanes, V::kRows,
-          Filters<V>,      Input<V>,             Products<V>::all.data(),
-          Output<V>};
+  return {V::kLanes, kVectors * V::kLanes,    V::kRows, Filters<V>,
+          Input<V>,  Products<V>::all.data(), Output<V>};
 }
 
 }  // namespace
