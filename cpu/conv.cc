@@ -80,14 +80,15 @@ Status ChooseDepthwise(const ConvProblem& problem, ConvKernel* kernel) {
 
 Status ChooseWinograd(const ConvProblem& problem, ConvKernel* kernel) {
   kernel->implementation = "winograd";
-  kernel->workspace = WinogradWorkspace(problem, ProcessorCount());
-  kernel->run = [problem](const ConvBuffers& buffers,
-                          const Executor& executor) {
-    return WithWorkspace(WinogradWorkspace(problem, executor.num_threads()),
-                         buffers, executor,
-                         [&](const ConvBuffers& b, const Executor& e) {
-                           return Winograd(problem, b, e);
-                         });
+  const Floats floats = BestFloats();
+  kernel->workspace = WinogradWorkspace(problem, ProcessorCount(), floats);
+  kernel->run = [problem, floats](const ConvBuffers& buffers,
+                                  const Executor& executor) {
+    return WithWorkspace(
+        WinogradWorkspace(problem, executor.num_threads(), floats), buffers,
+        executor, [&](const ConvBuffers& b, const Executor& e) {
+          return Winograd(problem, b, e, floats);
+        });
   };
   return Status::Ok();
 }

@@ -10,7 +10,7 @@
 #include "core/conv_problem.h"
 #include "core/status.h"
 #include "cpu/executor.h"
-#include "cpu/gemm_matvec.h"
+#include "cpu/floats.h"
 
 namespace jax_layout {
 

@@ -13,17 +13,14 @@
 
 #include "cpu/conv_winograd_kernels.h"
 #include "cpu/gemm_tiles.h"
-#include "cpu/permute.h"
 
 namespace jax_layout {
 namespace {
 
 constexpr int64_t kPositions = 16;  // of a transformed tile
-constexpr int64_t kTaps = 9;
 constexpr int64_t kFloat = sizeof(float);
 constexpr int64_t kLine = 64;
 constexpr int64_t kChannels = 32;         // a multiple of every panel
-constexpr int64_t kPackedChannels = 16;   // filters that are packed at a time
 constexpr int64_t kBlockBytes = 3 << 18;  // of transformed tiles, in L2
 constexpr int64_t kLeastBlock = 32;       // tiles for which filters pass by
 
@@ -89,9 +86,7 @@ struct Cut {
     tile_plane = plane(block * f.channels);
     sum_plane = plane(block * kernels.panel);
     filters = RoundUp(f.channels, kLine / kFloat);
-    packed = filters + panels * kPositions * filter_plane;
-    packed_each = kPackedChannels * kTaps * kernels.panel;
-    scratch = packed + packed_each * num_threads;
+    scratch = filters + panels * kPositions * filter_plane;
     scratch_each = kPositions * (tile_plane + sum_plane);
     size = scratch + workers * scratch_each;
   }
@@ -100,70 +95,17 @@ struct Cut {
   int64_t workers;
   int64_t filter_plane, tile_plane, sum_plane;
   int64_t filters;  // zeros come first
-  int64_t packed, packed_each;
   int64_t scratch, scratch_each;
   int64_t size;
 };
 
-// Filters of `panel` output channels and `count` of input, to [count, 3, 3,
-// panel].
-void Pack(const Filtering& f, const float* w, int64_t panel, int64_t count,
-          float* packed) {
-  std::array<int64_t, kChannels> from;
-  std::array<int64_t, kPackedChannels * kTaps> to;
-  for (int64_t o = 0; o < panel; ++o) from[o] = o * f.w_out * kFloat;
-  PermuteBlock block = {};
-  block.x_offset = from.data();
-  block.y_offset = to.data();
-  block.rows = panel;
-  block.bytes = kFloat;
-  const auto move = [&](int64_t at, int64_t cols, int64_t first, int64_t step) {
-    block.x = reinterpret_cast<const char*>(w + at);
-    block.y = reinterpret_cast<char*>(packed);
-    block.cols = cols;
-    for (int64_t j = 0; j < cols; ++j) {
-      to[j] = (first + j * step) * panel * kFloat;
-    }
-    FunctionsOf(BestIsa()).transpose[2](block);
-  };
-  if (f.w_col == 1 && f.w_row == 3 && f.w_in == kTaps) {
-    move(0, count * kTaps, 0, 1);
-    return;
-  }
-  for (int64_t tap = 0; tap < kTaps; ++tap) {
-    const int64_t at = tap / 3 * f.w_row + tap % 3 * f.w_col;
-    if (f.w_in == 1) {
-      move(at, count, tap, kTaps);
-      continue;
-    }
-    for (int64_t c = 0; c < count; ++c) {
-      move(at + c * f.w_in, 1, c * kTaps + tap, 1);
-    }
-  }
-}
-
 // A panel's filters, transformed.
 void TransformFilters(const Filtering& f, const WinogradKernels& kernels,
-                      const float* w, float* packed, float* u, int64_t plane) {
-  const auto transform = [&](const float* from, int64_t channel, int64_t row,
-                             int64_t col, int64_t count, int64_t first) {
-    if (!f.forward) {
-      from += 2 * row + 2 * col;
-      row = -row;
-      col = -col;
-    }
-    kernels.filters(from, channel, row, col, count, u + first * kernels.panel,
-                    plane);
-  };
-  if (f.w_out == 1) {
-    transform(w, f.w_in, f.w_row, f.w_col, f.channels, 0);
-    return;
-  }
-  for (int64_t c = 0; c < f.channels; c += kPackedChannels) {
-    Pack(f, w + c * f.w_in, kernels.panel, kPackedChannels, packed);
-    transform(packed, kTaps * kernels.panel, 3 * kernels.panel, kernels.panel,
-              kPackedChannels, c);
-  }
+                      const float* w, float* u, int64_t plane) {
+  const int64_t turn = f.forward ? 1 : -1;
+  if (!f.forward) w += 2 * f.w_row + 2 * f.w_col;
+  kernels.filters(w, f.w_out, f.w_in, turn * f.w_row, turn * f.w_col,
+                  f.channels, u, plane);
 }
 
 }  // namespace
@@ -187,14 +129,11 @@ bool WinogradWorthwhile(const ConvProblem& p) {
   return Filtering(p).count >= 48;
 }
 
-int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads) {
-  const Filtering f(problem);
-  return Cut(f, *KernelsOf(BestFloats()), num_threads).size * kFloat;
-}
-
-Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
-                const Executor& executor) {
-  return Winograd(problem, buffers, executor, BestFloats());
+int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads,
+                          Floats floats) {
+  const WinogradKernels* kernels = KernelsOf(floats);
+  if (kernels == nullptr) return 0;
+  return Cut(Filtering(problem), *kernels, num_threads).size * kFloat;
 }
 
 Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
@@ -213,19 +152,13 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
   auto* memory = static_cast<float*>(buffers.workspace);
   const float* zeros = std::fill_n(memory, f.channels, 0.f) - f.channels;
 
-  const int64_t filter_workers =
-      std::min<int64_t>(panels, executor.num_threads());
-  std::atomic<int64_t> next{0};
-  executor.ParallelFor(filter_workers, [&](int64_t worker) {
-    for (int64_t i; (i = next.fetch_add(1)) < panels;) {
-      TransformFilters(f, *kernels, w + i * panel * f.w_out,
-                       memory + cut.packed + worker * cut.packed_each,
-                       memory + cut.filters + i * kPositions * cut.filter_plane,
-                       cut.filter_plane);
-    }
+  executor.ParallelFor(panels, [&](int64_t i) {
+    TransformFilters(f, *kernels, w + i * panel * f.w_out,
+                     memory + cut.filters + i * kPositions * cut.filter_plane,
+                     cut.filter_plane);
   });
 
-  next = 0;
+  std::atomic<int64_t> next{0};
   executor.ParallelFor(cut.workers, [&](int64_t worker) {
     float* v = memory + cut.scratch + worker * cut.scratch_each;
     float* m = v + kPositions * cut.tile_plane;

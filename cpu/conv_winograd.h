@@ -13,7 +13,7 @@
 #include "core/conv_problem.h"
 #include "core/status.h"
 #include "cpu/executor.h"
-#include "cpu/gemm_matvec.h"
+#include "cpu/floats.h"
 
 namespace jax_layout {
 
@@ -24,10 +24,8 @@ bool WinogradSupports(const ConvProblem& problem);
 bool WinogradWorthwhile(const ConvProblem& problem);
 
 // Scratch memory that a call needs, in bytes.
-int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads);
-
-Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
-                const Executor& executor);
+int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads,
+                          Floats floats);
 
 // In one of the instruction sets that the processor has.
 Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,

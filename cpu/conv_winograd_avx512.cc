@@ -21,6 +21,15 @@ namespace {
 
 struct Lanes : Avx512Floats {
   static constexpr int kRows = 12;
+
+  static JAX_LAYOUT_INLINE __m512i Every(int64_t step) {
+    return _mm512_mullo_epi32(_mm512_set1_epi32(static_cast<int>(step)),
+                              _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
+                                                10, 11, 12, 13, 14, 15));
+  }
+  static JAX_LAYOUT_INLINE Reg Gather(const float* p, __m512i steps) {
+    return _mm512_i32gather_ps(steps, p, sizeof(float));
+  }
 };
 
 }  // namespace

@@ -40,10 +40,11 @@ struct WinogradKernels {
   int64_t panel;  // output channels that a product makes at a time
   int64_t most_rows;
 
-  // Filters of `panel` output channels, which lie side by side, for `channels`
-  // of input: w[channel, i, j] to u, [channels, panel] in each plane.
-  void (*filters)(const float* w, int64_t w_channel, int64_t w_row,
-                  int64_t w_col, int64_t channels, float* u, int64_t plane);
+  // Filters of `panel` output channels, `step` apart, for `channels` of input:
+  // w[channel, i, j] to u, [channels, panel] in each plane.
+  void (*filters)(const float* w, int64_t step, int64_t w_channel,
+                  int64_t w_row, int64_t w_col, int64_t channels, float* u,
+                  int64_t plane);
 
   // Tiles [first, first + count) of x to v, [count, channels] in each plane.
   // `zeros` are what the padding reads, as many as channels.

@@ -2,8 +2,11 @@
 //
 // The kernels of conv_winograd_kernels.h, for the source files of one
 // instruction set each: all is in an unnamed namespace, so that each keeps its
-// own machine code. A vector type V is as in gemm_epilogue.h; rows of a
-// product, V::kRows, are as many as registers hold.
+// own machine code. A vector type V is as in gemm_epilogue.h, and offers
+//
+//   kRows              of a product, as many as registers hold
+//   Every(step)        a step of so many elements from lane to lane
+//   Gather(p, steps)   what lies so
 #ifndef JAX_LAYOUT_CPU_CONV_WINOGRAD_STEPS_H_
 #define JAX_LAYOUT_CPU_CONV_WINOGRAD_STEPS_H_
 
@@ -20,20 +23,24 @@ constexpr int kVectors = 2;    // of a panel
 constexpr int kPrefetch = 24;  // rows of b ahead
 
 template <class V>
-void Filters(const float* w, int64_t w_channel, int64_t w_row, int64_t w_col,
-             int64_t channels, float* u, int64_t plane) {
+void Filters(const float* w, int64_t step, int64_t w_channel, int64_t w_row,
+             int64_t w_col, int64_t channels, float* u, int64_t plane) {
   using Reg = typename V::Reg;
+  const auto lanes = V::Every(step);
+  auto load = [&](const float* p) __attribute__((always_inline)) {
+    return step == 1 ? V::Load(p) : V::Gather(p, lanes);
+  };
   const Reg half = V::Set(0.5f);
   for (int64_t c = 0; c < channels; ++c) {
     for (int v = 0; v < kVectors; ++v) {
-      const float* from = w + c * w_channel + v * V::kLanes;
+      const float* from = w + c * w_channel + v * V::kLanes * step;
       float* to = u + (c * kVectors + v) * V::kLanes;
       Reg t[4][3];
 #pragma GCC unroll 3
       for (int j = 0; j < 3; ++j) {
-        const Reg a = V::Load(from + j * w_col);
-        const Reg b = V::Load(from + w_row + j * w_col);
-        const Reg c = V::Load(from + 2 * w_row + j * w_col);
+        const Reg a = load(from + j * w_col);
+        const Reg b = load(from + w_row + j * w_col);
+        const Reg c = load(from + 2 * w_row + j * w_col);
         const Reg ends = half * (a + c), middle = half * b;
         t[0][j] = a;
         t[1][j] = ends + middle;

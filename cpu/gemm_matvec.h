@@ -7,14 +7,9 @@
 #include "core/gemm_problem.h"
 #include "core/status.h"
 #include "cpu/executor.h"
+#include "cpu/floats.h"
 
 namespace jax_layout {
-
-// Instruction sets, each including the ones before it.
-enum class Floats { kNone, kAvx2, kAvx512 };
-
-// The best one that this processor and this build offer.
-Floats BestFloats();
 
 // Whether m or n is 1, and GemmMatvec() does the rest of the problem: f32, bf16
 // or f16 operands, a result of the same dtype or f32.

@@ -11,13 +11,13 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+
 from test_conv_depthwise import CProblem, Images, Memory
 
 ROOT = pathlib.Path(__file__).parents[1]
 SOURCES = [
     *ROOT.glob("cpu/conv_winograd*.cc"),
-    *ROOT.glob("cpu/gemm_matvec*.cc"),
-    *ROOT.glob("cpu/permute*.cc"),
+    ROOT / "cpu/floats.cc",
     ROOT / "tests/conv_kernels/conv_winograd_library.cc",
 ]
 ISAS = (None, "avx2", "avx512")
@@ -97,12 +97,12 @@ def reference(case, name, x, w, y, bias):
     )
     height, width = case.out
     result = np.zeros(y.shape)
-    for k, l in itertools.product(range(3), repeat=2):
-        window = padded[:, :, k : k + height, l : l + width]
+    for i, j in itertools.product(range(3), repeat=2):
+        window = padded[:, :, i : i + height, j : j + width]
         if name == "forward":
-            result += np.einsum("nchw,oc->nohw", window, w[:, :, k, l])
+            result += np.einsum("nchw,oc->nohw", window, w[:, :, i, j])
         else:
-            window += np.einsum("nohw,oc->nchw", y, w[:, :, k, l])
+            window += np.einsum("nohw,oc->nchw", y, w[:, :, i, j])
     if name == "input_grad":
         return padded[:, :, top : top + x.shape[2], left : left + x.shape[3]]
     if case.bias:
@@ -111,7 +111,7 @@ def reference(case, name, x, w, y, bias):
 
 
 def run(library, isa, p, case, x, y, memory, bias, at_end):
-    size = library.Workspace(ctypes.byref(p), case.threads)
+    size = library.Workspace(ctypes.byref(p), case.threads, ISAS.index(isa))
     workspace = Memory(size, np.uint8, at_end)
     code = library.Convolve(
         ISAS.index(isa),

@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 SOURCES = [
     *ROOT.glob("cpu/gemm_amx*.cc"),
     *ROOT.glob("cpu/gemm_matvec*.cc"),
+    ROOT / "cpu/floats.cc",
     *ROOT.glob("tests/gemm_kernels/*.cc"),
 ]
 METHODS = ("amx", "matvec_avx512", "matvec_avx2")

@@ -13,8 +13,8 @@ int BestIsa() { return static_cast<int>(BestFloats()); }
 
 int Supports(const Problem* p) { return WinogradSupports(ToConv(*p)); }
 
-int64_t Workspace(const Problem* p, int num_threads) {
-  return WinogradWorkspace(ToConv(*p), num_threads);
+int64_t Workspace(const Problem* p, int num_threads, int isa) {
+  return WinogradWorkspace(ToConv(*p), num_threads, static_cast<Floats>(isa));
 }
 
 // 0 if the result was written.
