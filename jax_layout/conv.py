@@ -62,7 +62,8 @@ def conv(
       dilation: steps between taps.
       groups: number of groups of channels that do not mix.
       activation: "relu" or None.
-      precision: as in `jax.lax.conv_general_dilated`.
+      precision: as in `jax.lax.conv_general_dilated`; on a CPU, "highest" asks for
+        plain sums where 3 x 3 taps are else summed by minimal filtering.
       preferred_element_type: dtype of the sums and the result: int32 keeps those
         of int8, float32 those of 16-bit types. The dtype of `x` if left out; the
         sums of 16-bit types are in float32 all the same.
@@ -74,7 +75,8 @@ def conv(
       TypeError: if dtypes differ, or arguments are of the wrong kind.
       ValueError: if shapes, strides or groups do not fit.
 
-    Source: `torch.nn.functional.conv2d`.
+    Source: `torch.nn.functional.conv2d`; Lavin and Gray, "Fast Algorithms for
+    Convolutional Neural Networks" (CVPR 2016).
 
     >>> x, weight = jnp.ones((8, 3, 32, 32)), jnp.ones((16, 3, 3, 3))
     >>> conv(x, weight, stride=2, padding=1).shape
@@ -129,7 +131,8 @@ def conv_weight_format(
 
     Returns:
       the format; row-major where no other is any better: on GPUs, for depthwise
-      and grouped convolutions, or if the kernel's blocks do not divide the channels.
+      and grouped convolutions, for float32 ones of 3 x 3 taps and many pixels, or if
+      the kernel's blocks do not divide the channels.
 
     Raises:
       TypeError: as `conv`.
@@ -137,11 +140,11 @@ def conv_weight_format(
 
     Source: weights of `format_tag::any`, oneDNN developer guide.
 
-    >>> x, weight = jnp.ones((1, 64, 14, 14)), jnp.ones((128, 64, 3, 3))
+    >>> x, weight = jnp.ones((1, 64, 7, 7)), jnp.ones((128, 64, 3, 3))
     >>> format = conv_weight_format(x, weight, padding=1)
     >>> packed = FormattedArray.pack(weight, format)  # once
     >>> conv(x, packed, padding=1).shape
-    (1, 128, 14, 14)
+    (1, 128, 7, 7)
     """
     found = []
 

@@ -198,6 +198,37 @@ def test_not_a_number_stays_where_it_is_read():
     assert wrong[0, 3:6, 3:6].all() and wrong.sum() == 9 * w.shape[-1]
 
 
+@pytest.mark.parametrize("format", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("size", [(8, 13), (7, 7)], ids=str)
+def test_minimal_filtering(size, format):
+    """Where the default precision allows, with errors as those of plain sums."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((3, 64, *size)), jnp.float32)
+    w = jnp.asarray(rng.standard_normal((96, 64, 3, 3)), jnp.float32)
+    ct = jnp.asarray(rng.standard_normal((3, 96, *size)), jnp.float32)
+
+    def values(x, w, ct, precision=None):
+        def f(x):
+            x = jl.with_memory_format(x, format)
+            return jl.conv(x, w, padding=1, precision=precision)
+
+        y, pull = jax.vjp(f, x)
+        return y, pull(ct)[0]
+
+    def error(actual, expected):
+        return np.abs(actual - expected).max() / np.abs(expected).max()
+
+    def filtered(f):
+        return compiled(f, x, w, ct).count("winograd = true")
+
+    plain = functools.partial(values, precision="highest")
+    assert filtered(values) == 2 and filtered(plain) == 0
+    exact = values(*(a.astype(jnp.float64) for a in (x, w, ct)))
+    for found in (jax.jit(values)(x, w, ct), jax.jit(plain)(x, w, ct)):
+        for actual, expected in zip(found, exact, strict=True):
+            assert error(actual, expected) < 2e-6
+
+
 @pytest.mark.parametrize(
     ("lhs", "rhs", "options"),
     [
