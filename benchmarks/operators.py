@@ -293,7 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rounds=options.rounds,
         seconds=options.seconds,
         sample_seconds=4e-3,
-        settle_seconds=0.005,
+        settle_seconds=0.02,  # torch's threads take a core for 6 to 10 ms
     )
     done = []
     for operator, shape, name, gradient in itertools.product(

@@ -197,11 +197,11 @@ JAX_LAYOUT_INLINE void ForEachBlock(const MomentsProblem& p, const Part& part,
     const int64_t width = p.s * p.l < 32 * kWidth ? kWidth / 4 : kWidth;
     block.folded = std::max<int64_t>(width / p.l, 1);
   }
+  const int64_t first = part.group / p.k * p.r * p.k + part.group % p.k;
   int64_t outer = part.begin / p.s, inner = part.begin % p.s, rows = 0;
   for (int64_t i = part.begin; i < part.end;) {
     const int64_t step = std::min({p.s - inner, part.end - i, most - rows});
-    const int64_t at =
-        ((part.group / p.k * p.r + outer) * p.k + part.group % p.k) * p.s;
+    const int64_t at = (first + outer * p.k) * p.s;
     runs[block.count++] = {(at + inner) * p.l + part.column, step};
     rows += step;
     i += step;
@@ -220,6 +220,10 @@ JAX_LAYOUT_INLINE void ForEachBlock(const MomentsProblem& p, const Part& part,
 // center[j], for as many rows of columns as one row of accumulators has.
 template <typename Sum>
 JAX_LAYOUT_INLINE void Repeat(const Block& block, Sum* center) {
+  if (block.columns == 1) {  // not each from the one before
+    std::fill_n(center + 1, block.width() - 1, *center);
+    return;
+  }
   for (int64_t j = block.columns; j < block.width(); ++j) {
     center[j] = center[j - block.columns];
   }

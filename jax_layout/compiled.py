@@ -414,6 +414,7 @@ def _our_conv(i: Instruction, platform: str) -> tuple[str, str]:
         formats[name] = "".join(axes[axis] for axis in range(len(order)))
         if (block := c.get(f"{name}_block", 1)) > 1:
             formats[name] += f"{block}c"
+    formats["w"] = c.get("w_format") or formats["w"]
     shapes = {name: "x".join(map(str, c[f"{name}_shape"])) for name in "xwy"}
     fused = [name for name in ("bias", "relu") if c[name]]
     detail = ", ".join(f"{name} {formats[name]} {shapes[name]}" for name in "xwy")

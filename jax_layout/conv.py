@@ -154,7 +154,7 @@ def conv_weight_format(
             x, weight, stride, padding, dilation, groups, None, preferred_element_type
         )
         if jax.default_backend() == "cpu" and isinstance(w, Array):
-            found.append(packed_format(physical, w, **options))
+            found.append(packed_format(physical.aval, w.aval, **options))
         return x
 
     jax.eval_shape(problem, x, weight)

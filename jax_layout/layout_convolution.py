@@ -7,12 +7,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax import lax
+import jax
+import numpy as np
+from jax import Array, lax
 
 from jax_layout import _backends, _compat
 from jax_layout.conv_general_dilated import conv_general_dilated
 from jax_layout.layout_rules import Equation, Formats, Step, moves, nbytes
 from jax_layout.memory_format import MemoryFormat, row_major
+from jax_layout.packed_convolution import conv_packed_p, packed_format
 
 # The format for a convolution of this logical input (N, C, *spatial) and dtype; None
 # to leave it as it is.
@@ -25,6 +28,7 @@ def convolution(
     anchor: Anchor,
     weights: bool,
     asked: MemoryFormat | None,
+    pack: bool = False,
 ) -> Step | None:
     """Computes in the order that the policy says.
 
@@ -34,6 +38,7 @@ def convolution(
       anchor: the policy.
       weights: whether weights are wanted in the order of the fast kernels.
       asked: the format that the user has asked for the input.
+      pack: whether weights are wanted in the kernels' own order, where they have one.
     """
     numbers = eqn.params["dimension_numbers"]
     lhs, rhs = (v.aval for v in eqn.invars)
@@ -43,7 +48,7 @@ def convolution(
     kernels = convolution_kernels(lhs, rhs)
     if not kernels and max(_groups(eqn)) > 1:
         return None  # XLA's own are no faster in another order, and slower in loops
-    gradient = kernels and _of_weights(eqn)
+    gradient = kernels and of_weights(eqn)
 
     image = [lhs.shape[d] for d in numbers.lhs_spec]
     if gradient:
@@ -88,15 +93,70 @@ def convolution(
     )
     params = {k: v for k, v in eqn.params.items() if k != "dimension_numbers"}
     apply = conv_general_dilated if kernels else lax.conv_general_dilated
-    return Step(
+    step = Step(
         [left, right],
         [given],
         lambda x, w: [apply(x, w, dimension_numbers=specs, **params)],
         bytes_moved=0 if kernels else convolution_cost(specs, lhs, rhs, out),
     )
+    if not kernels or gradient:
+        return step
+    roles = tuple(numbers.rhs_spec)
+    forward = specs._replace(rhs_spec=tuple(range(rhs.ndim)))
+    as_ours = jax.make_jaxpr(
+        lambda x, w: apply(x, w, dimension_numbers=forward, **params)
+    )(*_physical(step, eqn, roles))
+    (*_, last) = as_ours.eqns
+    if last.primitive.name != "conv":
+        return step
+    return _packed(step, eqn, formats[1], last.params, roles, pack)
 
 
-def _of_weights(eqn: Equation) -> bool:
+def _physical(step: Step, eqn: Equation, roles: Sequence[int]) -> list[Any]:
+    """The input as a step wants it, and the weights as (O, I, *spatial)."""
+    x, w = (v.aval for v in eqn.invars[:2])
+    assert step.wanted[0] is not None
+    shapes = step.wanted[0].physical_shape(x.shape), [w.shape[d] for d in roles]
+    return [jax.ShapeDtypeStruct(shape, x.dtype) for shape in shapes]
+
+
+def _packed(
+    step: Step,
+    eqn: Equation,
+    known: MemoryFormat | None,
+    params: Any,
+    roles: Sequence[int],
+    pack: bool,
+) -> Step:
+    """The step of a forward pass with weights in blocks, if they are or may be.
+
+    Args:
+      step: with weights in an order of the axes.
+      eqn: the equation.
+      known: format of its weights.
+      params: of our forward pass, with weights as (O, I, *spatial).
+      roles: which axes of the weights these are.
+      pack: whether weights may be wanted in the kernels' own order.
+    """
+    own = None
+    if params["conv"].groups > 1:
+        return step
+    if known is not None and known.permutation is None:
+        own = known.transposed(roles)
+    elif pack:
+        own = packed_format(*_physical(step, eqn, roles), **params)
+    if own is None or own.permutation is not None:
+        return step
+
+    def emit(*operands: Array) -> list[Array]:
+        return [conv_packed_p(*operands, w_format=own, **{"relu": False, **params})]
+
+    x, _, *rest = step.wanted
+    back = own.transposed(np.argsort(roles).tolist())
+    return dataclasses.replace(step, wanted=[x, back, *rest], emit=emit)
+
+
+def of_weights(eqn: Equation) -> bool:
     """Whether a convolution is the gradient of another's weights.
 
     jax writes it with the cotangent as kernel, and with channels and batch, in that
@@ -155,6 +215,7 @@ def _channels_last(format: MemoryFormat | None, roles: Sequence[int]) -> bool:
 OWN_CONVOLUTIONS = {
     "conv": ("xw", "y"),
     "conv_fused": ("xw", "y"),
+    "conv_packed": ("xw", "y"),
     "conv_input_grad": ("yw", "x"),
     "conv_weight_grad": ("xy", "w"),
 }
@@ -166,8 +227,9 @@ def own_convolution(
     anchor: Anchor,
     weights: bool,
     asked: MemoryFormat | None,
+    pack: bool = False,
 ) -> Step | None:
-    """As `convolution`, of the primitives in convolution.py."""
+    """As `convolution`, of the primitives in convolution.py, and `conv_packed`."""
     conv = eqn.params["conv"]
     read, result = OWN_CONVOLUTIONS[eqn.primitive.name]
     first = eqn.invars[0].aval
@@ -182,6 +244,8 @@ def own_convolution(
     for name, known in zip(read, formats, strict=False):
         if name != "w":
             placed[name] = _same_innermost(known, _by_roles(order, roles[name]))
+        elif eqn.primitive.name == "conv_packed":
+            continue
         elif weights and order[-1] == 1 and not _channels_last(known, roles["w"]):
             placed[name] = _hwio(roles["w"])
         else:
@@ -196,13 +260,20 @@ def own_convolution(
         for name, format in placed.items()
     }
     changed = dataclasses.replace(conv, **orders)
-    rest = [row_major(v.aval.ndim) for v in eqn.invars[2:]]  # the bias
-    return Step(
-        [*(placed[name] for name in read), *rest],
+    # The bias, and weights that are packed already.
+    rest = [row_major(v.aval.ndim) for v in eqn.invars]
+    wanted = [placed.get(name, rest[i]) for i, name in enumerate(read)]
+    step = Step(
+        [*wanted, *rest[2:]],
         [placed[result]],
         lambda *operands: _compat.bind(eqn, operands, conv=changed),
         bytes_moved=own_convolution_cost(eqn, changed),
     )
+    if result != "y" or "w" not in placed:
+        return step
+    logical = dataclasses.replace(changed, w_order=tuple(range(first.ndim)))
+    params = {**eqn.params, "conv": logical}
+    return _packed(step, eqn, formats[1], params, roles["w"], pack)
 
 
 def _groups(eqn: Equation) -> tuple[int, int]:

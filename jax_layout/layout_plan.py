@@ -23,6 +23,7 @@ from jax_layout.layout_convolution import (
     OWN_CONVOLUTIONS,
     Anchor,
     convolution_cost,
+    of_weights,
     own_convolution_cost,
 )
 from jax_layout.layout_cut import least_cost
@@ -215,6 +216,8 @@ class Planner:
         `jax.checkpoint` know them.
       asked: formats that the user has asked for a value, by variable.
       known: plans and jaxprs made so far; loops ask for the same ones again.
+      packed: variables that are wanted in the own order of the kernels that read
+        them as weights.
     """
 
     anchor: Anchor
@@ -224,6 +227,7 @@ class Planner:
     keep_products: bool = False
     asked: dict[Any, MemoryFormat] = dataclasses.field(default_factory=dict)
     known: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    packed: set[Any] = dataclasses.field(default_factory=set)
 
     def plan(
         self,
@@ -246,10 +250,7 @@ class Planner:
         options = self.weights, self.keep_products
         key = (id(closed), tuple(formats), ends, constants, trips, *options)
         if key not in self.known:
-            if id(closed) not in self.known:
-                # What has this id stays alive as long as the key is known.
-                self.known[id(closed)] = closed, _opened(closed)
-            jaxpr, captured = self.known[id(closed)][1]
+            jaxpr, captured = self._opened(closed)
             start = [*(value.format for value in captured), *formats]
             plan = _assembled(jaxpr, captured, start, self._follow(jaxpr, start))
             hoisted = [1 / trips] * (len(captured) + constants)
@@ -261,6 +262,19 @@ class Planner:
                     plan = other
             self.known[key] = plan
         return self.known[key]
+
+    def _opened(self, closed: Any) -> tuple[Flat, list[Value]]:
+        if id(closed) not in self.known:
+            # What has this id stays alive as long as the key is known.
+            self.known[id(closed)] = closed, _opened(closed)
+        return self.known[id(closed)][1]
+
+    def read_once(self, closed: Any) -> list[Any]:
+        """The operands of a jaxpr that one equation reads, and nothing else."""
+        jaxpr, _ = self._opened(closed)
+        reads = [v for eqn in jaxpr.eqns for v in eqn.invars] + jaxpr.outvars
+        times = collections.Counter(v for v in reads if not isinstance(v, Literal))
+        return [v for v in jaxpr.invars if times[v] == 1]
 
     def _follow(self, jaxpr: Flat, formats: Formats) -> list[Step | Nested]:
         """Steps that take values in the formats in which they come."""
@@ -532,6 +546,16 @@ def original_bytes(jaxpr: Any, known: dict[int, int] | None = None) -> int:
             total += trips.get(name, 1) * once
     known[id(jaxpr)] = total
     return total
+
+
+def differentiates_weights(jaxpr: Any) -> bool:
+    """Whether there is a gradient of a convolution's weights in a program."""
+    return any(
+        eqn.primitive.name == "conv_weight_grad"
+        or (eqn.primitive.name == "conv_general_dilated" and of_weights(eqn))
+        or any(map(differentiates_weights, inner_jaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
 
 
 def unsupported(jaxpr: Any) -> tuple[Equation, str] | None:

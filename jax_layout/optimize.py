@@ -36,6 +36,7 @@ from jax_layout.layout_plan import (
     Plan,
     Planner,
     Value,
+    differentiates_weights,
     emit,
     original_bytes,
     unsupported,
@@ -75,12 +76,14 @@ class LayoutReport:
 
 def _convolution(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
     asked = planner.asked.get(eqn.invars[0])
-    return convolution(eqn, formats, planner.anchor, planner.weights, asked)
+    pack = eqn.invars[1] in planner.packed
+    return convolution(eqn, formats, planner.anchor, planner.weights, asked, pack)
 
 
 def _own_convolution(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
     asked = planner.asked.get(eqn.invars[0])
-    return own_convolution(eqn, formats, planner.anchor, planner.weights, asked)
+    pack = eqn.invars[1] in planner.packed
+    return own_convolution(eqn, formats, planner.anchor, planner.weights, asked, pack)
 
 
 def _dot_general(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
@@ -338,6 +341,8 @@ def trace(
     for candidate in anchors:
         assert candidate is not None
         planner = Planner(candidate, RULES, _NESTED, weights=weights)
+        if weights and not differentiates_weights(closed.jaxpr):
+            planner.packed.update(planner.read_once(closed))
         if ends is None:
             ends = [row_major(aval.ndim) for aval in closed.out_avals]
         plan = planner.plan(closed, formats, ends)

@@ -35,11 +35,18 @@ def _kernel(
 
 
 def packed_format(
-    x: Array, w: Array, *, conv: Convolution, **params: Any
+    x: Any, w: Any, *, conv: Convolution, **params: Any
 ) -> MemoryFormat | None:
-    """The order of their own that the CPU's kernels have for weights, if any."""
+    """The order of their own that the CPU's kernels have for weights, if any.
+
+    Args:
+      x: shape and dtype of the input.
+      w: the same of weights `(O, I, *spatial)`.
+      conv: the convolution.
+      params: of `conv_p` or `conv_fused_p`.
+    """
     if _backends.available("cpu"):
-        found = kernel("y", "cpu", x.aval, w.aval, conv=conv, **params)
+        found = kernel("y", "cpu", x, w, conv=conv, **params)
         if found is not None:
             name = _backends.conv_plan("cpu", found.attributes)["w_format"]
             return weights_format(name, len(conv.stride))

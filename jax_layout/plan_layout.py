@@ -165,7 +165,7 @@ class LayoutPlan:
                     "path": e.path,
                     "shape": e.shape,
                     "dtype": e.dtype,
-                    "order": None if e.format is None else e.format.permutation,
+                    "order": _spelled(e.format),
                 }
                 for e in entries
             ]
@@ -307,9 +307,7 @@ def load_plan(
                 entry["path"],
                 tuple(entry["shape"]),
                 entry["dtype"],
-                None
-                if entry["order"] is None
-                else MemoryFormat.of_permutation(entry["order"]),
+                _read(entry["order"]),
             )
             for entry in data[name]
         )
@@ -328,6 +326,19 @@ def load_plan(
     return LayoutPlan(
         f, policy, data["platform"], known["arguments"], known["results"], None, args
     )
+
+
+def _spelled(format: MemoryFormat | None) -> Any:
+    """A format in JSON: the order of the axes, or the name of one with blocks."""
+    if format is None:
+        return None
+    return str(format) if format.permutation is None else format.permutation
+
+
+def _read(spelled: Any) -> MemoryFormat | None:
+    if isinstance(spelled, str):
+        return MemoryFormat.named(spelled)
+    return None if spelled is None else MemoryFormat.of_permutation(spelled)
 
 
 def _asked_of_xla(

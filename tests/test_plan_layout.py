@@ -2,6 +2,7 @@
 """Arguments that are laid out once."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ import pytest
 from jax import lax
 
 import jax_layout as jl
+from hlo import compiled, kernels
+from jax_layout import _backends
 from nets import make, tiny_resnet
 
 X = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 16, 16)), jnp.float32)
@@ -46,7 +49,7 @@ def test_weights_are_laid_out_once():
         "[1]",
     }
     laid, x = plan.params(PARAMS), plan.params(X, argnum=1)
-    assert laid["c0"].physical.shape == (3, 3, 3, 16)
+    assert laid["c0"].format == plan.formats["[0]['c0']"]
     assert laid["c0"].shape == PARAMS["c0"].shape
     close(plan.jit()(laid, x), jax.jit(tiny_resnet)(PARAMS, X))
     close(plan.jit()(PARAMS, X), jax.jit(tiny_resnet)(PARAMS, X))
@@ -63,6 +66,7 @@ def test_training_stays_in_the_plans_formats():
     run = plan.jit(donate_argnums=0)
     p = jax.tree.map(jnp.copy, PARAMS)  # the arrays that stay as they are go
     laid = plan.params(jax.tree.map(jnp.copy, PARAMS))
+    assert laid["c0"].physical.shape == (3, 3, 3, 16)
     for _ in range(2):
         formats = jax.tree.structure(laid)
         laid, value = run(laid, X)
@@ -79,6 +83,100 @@ def test_derivatives_of_a_planned_function():
     close(plan.logical(g), jax.jit(jax.grad(loss))(PARAMS, X))
     moved = jax.tree.map(lambda w, g: w - 0.1 * g, laid, g)
     assert jax.tree.structure(moved) == jax.tree.structure(laid)
+
+
+def two_layers(p, x):
+    """One convolution of jax's with HWIO weights, one of ours, with bias and relu."""
+    y = lax.conv_general_dilated(
+        x, p["jax"], (1, 1), "SAME", dimension_numbers=("NCHW", "HWIO", "NCHW")
+    )
+    return jl.conv(y, p["ours"], p["bias"], padding=1, activation="relu").mean((2, 3))
+
+
+def weights(x=(2, 16, 9, 8), channels=32):
+    rng = np.random.default_rng(2)
+    shapes = {
+        "jax": (3, 3, x[1], channels),
+        "ours": (channels, channels, 3, 3),
+        "bias": (channels,),
+    }
+    p = {k: jnp.asarray(rng.normal(size=s) / 9, jnp.float32) for k, s in shapes.items()}
+    return p, jnp.asarray(rng.normal(size=x), jnp.float32)
+
+
+def blocked(plan):
+    return {path for path, f in plan.formats.items() if f.permutation is None}
+
+
+def packs():
+    p, x = weights()
+    return jl.conv_weight_format(x, p["ours"][:, :16]).permutation is None
+
+
+needs_blocks = pytest.mark.skipif(
+    not _backends.available("cpu") or not packs(),
+    reason="oneDNN is missing, or has no order of its own on this machine",
+)
+
+
+@needs_blocks
+def test_weights_of_a_forward_pass_are_in_the_kernels_own_order():
+    p, x = weights()
+    plan = jl.plan_layout(two_layers, p, x)
+    assert blocked(plan) == {"[0]['jax']", "[0]['ours']"}
+    laid = plan.params(p)
+    jaxpr = str(jax.make_jaxpr(plan.jit())(laid, x))
+    assert jaxpr.count("conv_packed[") == 2
+    hlo = compiled(plan.jit(), laid, x)
+    assert kernels(hlo) == 2 and 'w_format = ""' not in hlo
+    said = str(jl.explain(plan.jit())(laid, x))
+    for name in re.findall('w_format = "(.*?)"', hlo):
+        assert f"w {name} 32x" in said
+    close(plan.jit()(laid, x), two_layers(p, x))
+    close(plan.jit()(p, x), two_layers(p, x))
+    close(plan.logical(laid), p)
+    # Another batch may have another kernel, which reads the weights all the same.
+    for n in (1, 64):
+        other = jnp.concatenate([x] * 32)[:n]
+        close(plan.jit()(laid, other), two_layers(p, other))
+    loaded = jl.load_plan(plan.to_json(), two_layers, p, x)
+    assert loaded.arguments == plan.arguments
+    g = jax.grad(lambda p: plan.jit()(p, x).sum())(laid)
+    close(plan.logical(g), jax.grad(lambda p: two_layers(p, x).sum())(p))
+
+
+def test_other_weights_keep_an_order_of_their_axes():
+    p, x = weights()
+
+    def twice(p, x):
+        y = two_layers(p, x)
+        return y + jl.conv(x, p["ours"][:, :16]).mean((2, 3))
+
+    def scanned(p, x):
+        turn = lambda y, _: (jl.conv(y, p["ours"], padding=1), None)  # noqa: E731
+        return lax.scan(turn, jnp.concatenate([x, x], 1), None, length=2)[0]
+
+    gradient = jax.grad(lambda p, x: two_layers(p, x).sum())
+    plan = jl.plan_layout(gradient, p, x)
+    assert not blocked(plan)
+    assert "[0]['ours']" not in blocked(jl.plan_layout(twice, p, x))
+    assert not blocked(jl.plan_layout(scanned, p, x))
+
+
+@needs_blocks
+def test_packed_weights_are_no_barrier():
+    p, x = weights((2, 32, 9, 8))
+    format = jl.conv_weight_format(x, p["ours"], padding=1)
+    packed = jl.FormattedArray.pack(p["ours"], format)
+
+    def f(x, w):
+        y = lax.conv_general_dilated(x, p["ours"], (1, 1), "SAME")
+        return jl.conv(y, w, padding=1)
+
+    g = jl.optimize_layout(f)
+    close(g(x, packed), f(x, p["ours"]))
+    assert permutes(g, x, packed) == 2  # in and out
+    assert g.layout_report(x, packed).barriers == {}
 
 
 def test_a_formatted_array_is_its_logical_array():
