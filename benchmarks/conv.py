@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rounds=options.rounds or (3 if options.quick else 9),
         seconds=0.3 if options.quick else options.seconds,
         sample_seconds=4e-3,
-        settle_seconds=0.01,
+        settle_seconds=0.02,
     )
     done = []
     for group, cases in all_cases().items():
