@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "cpu/conv_depthwise.h"
+#include "cpu/conv_grouped.h"
 #include "cpu/conv_onednn.h"
 #include "cpu/gemm_tiles.h"
 #include "cpu/pages.h"
@@ -63,15 +64,19 @@ Status WithWorkspace(
   return run(own, executor);
 }
 
-Status ChooseDepthwise(const ConvProblem& problem, ConvKernel* kernel) {
-  kernel->implementation = "depthwise";
-  kernel->workspace = DepthwiseWorkspace(problem, ProcessorCount());
-  kernel->run = [problem](const ConvBuffers& buffers,
-                          const Executor& executor) {
-    return WithWorkspace(DepthwiseWorkspace(problem, executor.num_threads()),
-                         buffers, executor,
+// Kernels of ours, which need no plan.
+Status ChooseOurs(const char* name,
+                  int64_t (*workspace)(const ConvProblem&, int),
+                  Status (*run)(const ConvProblem&, const ConvBuffers&,
+                                const Executor&),
+                  const ConvProblem& problem, ConvKernel* kernel) {
+  kernel->implementation = name;
+  kernel->workspace = workspace(problem, ProcessorCount());
+  kernel->run = [=](const ConvBuffers& buffers, const Executor& executor) {
+    return WithWorkspace(workspace(problem, executor.num_threads()), buffers,
+                         executor,
                          [&](const ConvBuffers& b, const Executor& e) {
-                           return Depthwise(problem, b, e);
+                           return run(problem, b, e);
                          });
   };
   return Status::Ok();
@@ -194,9 +199,14 @@ Status ChooseConvKernel(const ConvProblem& problem, ConvKernel* kernel) {
     };
     return Status::Ok();
   }
-  Status status = DepthwiseSupports(cropped) && cropped.w_format.empty()
-                      ? ChooseDepthwise(cropped, kernel)
-                      : ChooseOnednnConv(cropped, kernel);
+  const bool ours = cropped.w_format.empty();
+  Status status =
+      ours && DepthwiseSupports(cropped)
+          ? ChooseOurs("depthwise", DepthwiseWorkspace, Depthwise, cropped,
+                       kernel)
+      : ours && GroupedSupports(cropped)
+          ? ChooseOurs("grouped", GroupedWorkspace, Grouped, cropped, kernel)
+          : ChooseOnednnConv(cropped, kernel);
   if (!status.ok()) {
     return Status::Error("conv: no kernel on this machine for " +
                          Text(problem) + " (" + status.message +
