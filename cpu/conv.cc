@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "cpu/conv_depthwise.h"
+#include "cpu/conv_grouped.h"
 #include "cpu/conv_onednn.h"
 #include "cpu/conv_winograd.h"
 #include "cpu/gemm_tiles.h"
@@ -64,33 +65,35 @@ Status WithWorkspace(
   return run(own, executor);
 }
 
-Status ChooseDepthwise(const ConvProblem& problem, ConvKernel* kernel) {
-  kernel->implementation = "depthwise";
-  kernel->workspace = DepthwiseWorkspace(problem, ProcessorCount());
-  kernel->run = [problem](const ConvBuffers& buffers,
-                          const Executor& executor) {
-    return WithWorkspace(DepthwiseWorkspace(problem, executor.num_threads()),
-                         buffers, executor,
-                         [&](const ConvBuffers& b, const Executor& e) {
-                           return Depthwise(problem, b, e);
-                         });
-  };
-  return Status::Ok();
-}
+// Kernels of ours, in the order in which they are asked.
+struct Ours {
+  const char* name;
+  bool (*supports)(const ConvProblem&);
+  int64_t (*workspace)(const ConvProblem&, int num_threads);
+  Status (*run)(const ConvProblem&, const ConvBuffers&, const Executor&);
+};
+constexpr Ours kOurs[] = {
+    {"depthwise", DepthwiseSupports, DepthwiseWorkspace, Depthwise},
+    {"grouped", GroupedSupports, GroupedWorkspace, Grouped},
+    {"winograd", WinogradSupports, WinogradWorkspace, Winograd}};
 
-Status ChooseWinograd(const ConvProblem& problem, ConvKernel* kernel) {
-  kernel->implementation = "winograd";
-  const Floats floats = BestFloats();
-  kernel->workspace = WinogradWorkspace(problem, ProcessorCount(), floats);
-  kernel->run = [problem, floats](const ConvBuffers& buffers,
-                                  const Executor& executor) {
-    return WithWorkspace(
-        WinogradWorkspace(problem, executor.num_threads(), floats), buffers,
-        executor, [&](const ConvBuffers& b, const Executor& e) {
-          return Winograd(problem, b, e, floats);
-        });
-  };
-  return Status::Ok();
+bool ChooseOurs(const ConvProblem& problem, ConvKernel* kernel) {
+  if (!problem.w_format.empty()) return false;
+  for (const Ours& ours : kOurs) {
+    if (!ours.supports(problem)) continue;
+    kernel->implementation = ours.name;
+    kernel->workspace = ours.workspace(problem, ProcessorCount());
+    kernel->run = [problem, &ours](const ConvBuffers& buffers,
+                                   const Executor& executor) {
+      return WithWorkspace(ours.workspace(problem, executor.num_threads()),
+                           buffers, executor,
+                           [&](const ConvBuffers& b, const Executor& e) {
+                             return ours.run(problem, b, e);
+                           });
+    };
+    return true;
+  }
+  return false;
 }
 
 // Whether a bias of this type is below zero; NaN is not.
@@ -210,11 +213,9 @@ Status ChooseConvKernel(const ConvProblem& problem, ConvKernel* kernel) {
     };
     return Status::Ok();
   }
-  Status status = DepthwiseSupports(cropped) && cropped.w_format.empty()
-                      ? ChooseDepthwise(cropped, kernel)
-                  : WinogradSupports(cropped) && WinogradWorthwhile(cropped)
-                      ? ChooseWinograd(cropped, kernel)
-                      : ChooseOnednnConv(cropped, kernel);
+  const Status status = ChooseOurs(cropped, kernel)
+                            ? Status::Ok()
+                            : ChooseOnednnConv(cropped, kernel);
   if (!status.ok()) {
     return Status::Error("conv: no kernel on this machine for " +
                          Text(problem) + " (" + status.message +

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Depthwise and grouped convolutions with few channels to a group, by our own
-// vector kernels: here libraries fall back to a general product.
+// Depthwise convolutions, by our own vector kernels: here libraries fall back
+// to a general product.
 #ifndef JAX_LAYOUT_CPU_CONV_DEPTHWISE_H_
 #define JAX_LAYOUT_CPU_CONV_DEPTHWISE_H_
 

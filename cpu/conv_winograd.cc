@@ -110,7 +110,7 @@ void TransformFilters(const Filtering& f, const WinogradKernels& kernels,
 
 }  // namespace
 
-bool WinogradSupports(const ConvProblem& p) {
+bool WinogradSupports(const ConvProblem& p, Floats floats) {
   const auto plain = [](const std::array<int64_t, 3>& a, int64_t value) {
     return a[1] == value && a[2] == value;
   };
@@ -122,13 +122,13 @@ bool WinogradSupports(const ConvProblem& p) {
          plain(p.dilation, 1) && p.x.block == 1 && p.y.block == 1 &&
          p.x.strides[1] == 1 && p.y.strides[1] == 1 &&
          p.in_channels % kChannels == 0 && p.out_channels % kChannels == 0 &&
-         p.w_format.empty() && BestFloats() != Floats::kNone;
+         p.w_format.empty() && KernelsOf(floats) != nullptr;
 }
 
-bool WinogradWorthwhile(const ConvProblem& p) {
+bool WinogradSupports(const ConvProblem& p) {
   // With fewer, the transform of the filters takes what the products save.
   constexpr int64_t kLeastTiles = 48;
-  return Filtering(p).count >= kLeastTiles;
+  return WinogradSupports(p, BestFloats()) && Filtering(p).count >= kLeastTiles;
 }
 
 int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads,
@@ -136,6 +136,15 @@ int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads,
   const WinogradKernels* kernels = KernelsOf(floats);
   if (kernels == nullptr) return 0;
   return Cut(Filtering(problem), *kernels, num_threads).size * kFloat;
+}
+
+int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads) {
+  return WinogradWorkspace(problem, num_threads, BestFloats());
+}
+
+Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
+                const Executor& executor) {
+  return Winograd(problem, buffers, executor, BestFloats());
 }
 
 Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,

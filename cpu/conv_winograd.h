@@ -17,17 +17,21 @@
 
 namespace jax_layout {
 
-// Whether these kernels compute the problem.
+// Whether these kernels compute the problem, and serve it better than a
+// library.
 bool WinogradSupports(const ConvProblem& problem);
 
-// Whether they take less time than a direct convolution, of what they compute.
-bool WinogradWorthwhile(const ConvProblem& problem);
-
 // Scratch memory that a call needs, in bytes.
+int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads);
+
+Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
+                const Executor& executor);
+
+// The same in one of the instruction sets that the processor has, whether or
+// not that is any better.
+bool WinogradSupports(const ConvProblem& problem, Floats floats);
 int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads,
                           Floats floats);
-
-// In one of the instruction sets that the processor has.
 Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
                 const Executor& executor, Floats floats);
 

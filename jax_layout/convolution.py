@@ -325,11 +325,13 @@ def kernel(
             found, prepare=lambda x, w, *bias: (x, unpack(w), *bias)
         )
     plain = {name: tuple(range(len(memory[name]))) for name in given}
-    if plan["implementation"] == "depthwise" and plain != memory:
-        # Its kernels read every order, and XLA's copies take longer than they do.
-        return dataclasses.replace(
-            found, in_order=lambda order: None if order else call(plain)[0]
-        )
+    if conv.groups > 1 and plain != memory:
+        row_major, plan = call(plain)
+        if plan["implementation"] in ("depthwise", "grouped"):
+            # These kernels read both orders, and XLA's copies take longer than they.
+            return dataclasses.replace(
+                found, in_order=lambda order: None if order else row_major
+            )
     return found
 
 

@@ -276,13 +276,13 @@ def check(library, isa, case, at_end=True):
                 assert memory.array.tobytes() == before[i].tobytes()
 
 
-def compile_library(folder):
+def compile_library(folder, sources=SOURCES):
     """Builds the kernels with a test executor into a shared library."""
-    library = folder / "conv_depthwise.so"
+    library = folder / "kernels.so"
     warnings = ("-Wall", "-Wextra", "-Werror")
     command = ["g++", "-std=c++20", "-O2", "-fPIC", *warnings, f"-I{ROOT}"]
     running = []
-    for source in SOURCES:
+    for source in sources:
         target = folder / f"{source.stem}.o"
         running.append(subprocess.Popen([*command, "-c", source, "-o", target]))
     assert not any([process.wait() for process in running])

@@ -600,6 +600,27 @@ def test_inside_a_loop():
     np.testing.assert_array_equal(looped(x, w), expected)
 
 
+def test_which_groups_have_kernels_of_ours():
+    def ours(case, conv_pass="forward", **changes):
+        given = attributes(case, conv_pass) | changes
+        return _cpu.conv_plan(**given)["implementation"] == "grouped"
+
+    case = Case(groups=32, channels=(256, 256), size=(14, 14))
+    assert ours(case) and ours(case, "input_grad")
+    assert ours(case.replace(x="NCHW", w="OIHW", stride=(2, 2)))
+    assert ours(case.replace(batch=1, kernel=(5, 5), dilation=(2, 2)))
+    # What oneDNN has faster, or alone.
+    assert not ours(case.replace(stride=(2, 2)))
+    assert not ours(case.replace(channels=(512, 512)))
+    assert not ours(case.replace(kernel=(1, 1), pads=((0, 0),) * 2))
+    assert not ours(case.replace(x="NCHW8c"))
+    assert not ours(case.replace(types=("bfloat16", "bfloat16")))
+    assert not ours(case, "weight_grad")
+    assert not ours(case.replace(stride=(2, 2), x="NCHW"), "input_grad")
+    assert not ours(case.replace(groups=16))
+    assert not ours(case.replace(w="OIHW"), w_format="OHWI16o")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_the_library_starts_no_threads():
     code = """

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
     not _backends.available("cpu"), reason="the CPU backend is not built"
 )
 X = (2, 32, 12, 10)
-DENSE, DEPTHWISE = (32, 32, 3, 3), (32, 1, 3, 3)
+DENSE, DEPTHWISE, GROUPED = (32, 32, 3, 3), (32, 1, 3, 3), (32, 8, 3, 3)
 
 
 def arrays(*shapes):
@@ -41,7 +41,7 @@ def formats(*orders):
 NHWC = (0, 2, 3, 1)
 
 
-@pytest.mark.parametrize("weight", [DENSE, DEPTHWISE])
+@pytest.mark.parametrize("weight", [DENSE, DEPTHWISE, GROUPED])
 def test_transposes_are_read_through(weight):
     x, w = arrays(X, weight)
     last = jnp.transpose(x, NHWC)
@@ -55,7 +55,7 @@ def test_transposes_are_read_through(weight):
     )
 
 
-@pytest.mark.parametrize("weight", [DENSE, DEPTHWISE])
+@pytest.mark.parametrize("weight", [DENSE, DEPTHWISE, GROUPED])
 def test_arguments_are_read_in_the_layout_they_have(weight):
     x, w = arrays(X, weight)
     layouts = formats(NHWC, None)
@@ -76,6 +76,12 @@ def test_a_lone_depthwise_convolution_stays_row_major():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-2)
 
 
+def test_so_does_one_in_groups_of_few_channels():
+    x, w = arrays(X, GROUPED)
+    assert moves(conv, x, w) == 0
+    assert moves(lambda x, w: conv(2 * x + jnp.abs(x), w), x, w) == 0
+
+
 def test_between_dense_ones_it_is_channels_last():
     x, w, v = arrays(X, DENSE, DEPTHWISE)
     net = lambda x, w, v: conv(jax.nn.relu(conv(conv(x, w), v)), w)  # noqa: E731
@@ -84,7 +90,7 @@ def test_between_dense_ones_it_is_channels_last():
     assert kernels(hlo) == 3
 
 
-@pytest.mark.parametrize("weight", [DENSE, DEPTHWISE])
+@pytest.mark.parametrize("weight", [DENSE, DEPTHWISE, GROUPED])
 def test_eager_arrays_stay_as_they_lie(weight):
     x, w = arrays(X, weight)
     last = jl.with_memory_format(x, jl.channels_last)

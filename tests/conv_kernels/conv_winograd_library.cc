@@ -11,7 +11,9 @@ extern "C" {
 
 int BestIsa() { return static_cast<int>(BestFloats()); }
 
-int Supports(const Problem* p) { return WinogradSupports(ToConv(*p)); }
+int Supports(const Problem* p, int isa) {
+  return WinogradSupports(ToConv(*p), static_cast<Floats>(isa));
+}
 
 int64_t Workspace(const Problem* p, int num_threads, int isa) {
   return WinogradWorkspace(ToConv(*p), num_threads, static_cast<Floats>(isa));
