@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cpu/conv_grouped_kernels.h"
-#include "cpu/permute_block.h"
+#include "cpu/permute.h"
 
 namespace jax_layout {
 namespace {
@@ -32,7 +32,10 @@ struct InstructionSet {
 
 InstructionSet InstructionSetOf(Floats floats) {
 #ifdef __x86_64__
-  if (floats == Floats::kAvx512) return {kGroupedAvx512, kPermuteAvx512};
+  // Permutes ask more of AVX-512 than sums of floats do.
+  if (floats == Floats::kAvx512) {
+    return {kGroupedAvx512, FunctionsOf(BestIsa())};
+  }
   if (floats == Floats::kAvx2) return {kGroupedAvx2, kPermuteAvx2};
 #endif
   static_cast<void>(floats);
