@@ -272,7 +272,7 @@ def check_under_sanitizers(path):
 
 def test_sanitizers(tmp_path):
     path = compile_library(
-        tmp_path, "-g", "-fno-sanitize-recover=all", "-fsanitize=address,undefined"
+        tmp_path, "-O1", "-fno-sanitize-recover=all", "-fsanitize=address,undefined"
     )
     libasan = subprocess.run(
         ["g++", "-print-file-name=libasan.so"],
