@@ -9,7 +9,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <vector>
 
 #include "cpu/conv_winograd_kernels.h"
 #include "cpu/gemm_tiles.h"

@@ -16,7 +16,6 @@
 #ifndef JAX_LAYOUT_CPU_CONV_WINOGRAD_KERNELS_H_
 #define JAX_LAYOUT_CPU_CONV_WINOGRAD_KERNELS_H_
 
-#include <array>
 #include <cstdint>
 
 namespace jax_layout {
@@ -36,7 +35,6 @@ struct WinogradTiles {
 
 // At [i * 4 + j] of a transformed tile or filter: `plane` elements apart.
 struct WinogradKernels {
-  int64_t lanes;
   int64_t panel;  // output channels that a product makes at a time
   int64_t most_rows;
 

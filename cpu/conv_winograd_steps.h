@@ -195,8 +195,8 @@ struct Products {
 
 template <class V>
 constexpr WinogradKernels KernelsOf() {
-  return {V::kLanes, kVectors * V::kLanes,    V::kRows, Filters<V>,
-          Input<V>,  Products<V>::all.data(), Output<V>};
+  return {kVectors * V::kLanes,    V::kRows, Filters<V>, Input<V>,
+          Products<V>::all.data(), Output<V>};
 }
 
 }  // namespace

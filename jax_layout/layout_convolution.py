@@ -99,7 +99,7 @@ def convolution(
         lambda x, w: [apply(x, w, dimension_numbers=specs, **params)],
         bytes_moved=0 if kernels else convolution_cost(specs, lhs, rhs, out),
     )
-    if not kernels or gradient:
+    if not kernels or gradient or not (pack or _in_blocks(formats[1])):
         return step
     roles = tuple(numbers.rhs_spec)
     forward = specs._replace(rhs_spec=tuple(range(rhs.ndim)))
@@ -110,6 +110,10 @@ def convolution(
     if last.primitive.name != "conv":
         return step
     return _packed(step, eqn, formats[1], last.params, roles, pack)
+
+
+def _in_blocks(format: MemoryFormat | None) -> bool:
+    return format is not None and format.permutation is None
 
 
 def _physical(step: Step, eqn: Equation, roles: Sequence[int]) -> list[Any]:
@@ -141,11 +145,11 @@ def _packed(
     own = None
     if params["conv"].groups > 1:
         return step
-    if known is not None and known.permutation is None:
+    if known is not None and _in_blocks(known):
         own = known.transposed(roles)
     elif pack:
         own = packed_format(*_physical(step, eqn, roles), **params)
-    if own is None or own.permutation is not None:
+    if own is None or not _in_blocks(own):
         return step
 
     def emit(*operands: Array) -> list[Array]:

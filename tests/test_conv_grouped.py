@@ -24,6 +24,7 @@ from test_conv_depthwise import (
     Images,
     Memory,
     compile_library,
+    load,
     taps,
 )
 
@@ -176,10 +177,7 @@ def check(library, isa, case, at_end=True):
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kernels")
-    library = ctypes.CDLL(str(compile_library(folder, SOURCES)))
-    library.Workspace.restype = ctypes.c_int64
-    return library
+    return load(compile_library(tmp_path_factory.mktemp("kernels"), SOURCES))
 
 
 @pytest.fixture(params=ISAS)

@@ -4,17 +4,14 @@
 import ctypes
 import dataclasses
 import itertools
-import pathlib
-import subprocess
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from test_conv_depthwise import CProblem, Images, Memory
+from test_conv_depthwise import ROOT, CProblem, Images, Memory, compile_library, load
 
-ROOT = pathlib.Path(__file__).parents[1]
 SOURCES = [
     *ROOT.glob("cpu/conv_winograd*.cc"),
     ROOT / "cpu/floats.cc",
@@ -146,20 +143,7 @@ def check(library, isa, case, at_end=True):
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("winograd")
-    warnings = ("-Wall", "-Wextra", "-Werror")
-    command = ["g++", "-std=c++20", "-O2", "-fPIC", *warnings, f"-I{ROOT}"]
-    targets = [folder / f"{source.stem}.o" for source in SOURCES]
-    running = [
-        subprocess.Popen([*command, "-c", source, "-o", target])
-        for source, target in zip(SOURCES, targets, strict=True)
-    ]
-    assert not any([process.wait() for process in running])
-    path = folder / "conv_winograd.so"
-    subprocess.run(["g++", "-shared", *targets, "-o", path, "-lpthread"], check=True)
-    library = ctypes.CDLL(str(path))
-    library.Workspace.restype = ctypes.c_int64
-    return library
+    return load(compile_library(tmp_path_factory.mktemp("winograd"), SOURCES))
 
 
 @pytest.fixture(params=ISAS[1:])
