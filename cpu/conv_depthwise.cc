@@ -4,7 +4,6 @@
 #include "cpu/conv_depthwise.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <numeric>
 #include <vector>
@@ -269,18 +268,6 @@ int64_t ChannelAt(const ConvLayout& layout, int64_t c) {
 
 // --- The passes ---
 
-// Runs unit(i, thread) for all i, where no two units at a time have the same
-// thread.
-template <class Fn>
-void ForUnits(const Executor& executor, int64_t units, const Fn& unit) {
-  std::atomic<int64_t> next{0};
-  executor.ParallelFor(
-      std::min<int64_t>(units, std::max(1, executor.num_threads())),
-      [&](int64_t thread) {
-        for (int64_t i; (i = next.fetch_add(1)) < units;) unit(i, thread);
-      });
-}
-
 // The address of a tap of the first filter, in elements.
 int64_t TapAt(const ConvProblem& p, int64_t tap) {
   return tap / p.kernel[2] * p.w.strides[3] +
@@ -408,67 +395,70 @@ Status Depthwise(const ConvProblem& p, const ConvBuffers& buffers,
   const int64_t pieces = Pieces(p, cut, rows, cols);
   const int64_t units = pieces * cut.groups * channel_tiles;
 
-  ForUnits(executor, units, [&](int64_t unit, int64_t thread) {
-    // Channels go fastest, so that threads read neighbouring memory.
-    const int64_t tile = unit % channel_tiles;
-    const int64_t group = unit / channel_tiles % cut.groups;
-    const int64_t piece = unit / channel_tiles / cut.groups;
-    const int64_t col = piece % col_tiles * cut.cols;
-    const int64_t row = piece / col_tiles % row_tiles * cut.rows;
-    const int64_t image = piece / col_tiles / row_tiles * cut.images;
-    const int64_t channel = group * cut.channels + tile * cut.step;
-    DepthwiseTile b = all;
-    b.channels = std::min(cut.step, cut.channels - tile * cut.step);
-    b.row_begin = row;
-    b.row_end = std::min(row + cut.rows, rows.most);
-    b.col_begin = col;
-    b.col_end = std::min(col + cut.cols, cols.most);
-    if (!weights) {
-      b.w += channel * w_channel;
-      if (p.bias) {
-        b.bias = static_cast<const char*>(buffers.bias) + channel * out_item;
-      }
-    }
-    float* sums = nullptr;
-    if (!cut.last) {
-      Reach(rows, row, b.row_end, &b.stage_row, &b.stage_rows);
-      Reach(cols, col, b.col_end, &b.stage_col, &b.stage_cols);
-      b.scratch = floats_at(space.scratch + thread * space.scratch_bytes);
-      sums = b.scratch;
-      if (weights) b.scratch += b.channels * Taps(p) * kernels.lanes;
-    }
-    const int64_t taps = Taps(p);
-    float* partial = nullptr;
-    if (weights) {
-      partial =
-          floats_at(space.partial) + piece * taps * all.sums_tap + channel;
-      if (cut.last) {
-        for (int64_t t = 0; t < taps; ++t) {
-          std::fill_n(partial + t * all.sums_tap, b.channels, 0.f);
+  executor.ParallelForWorkers(
+      units, executor.num_threads(), [&](int64_t unit, int64_t thread) {
+        // Channels go fastest, so that threads read neighbouring memory.
+        const int64_t tile = unit % channel_tiles;
+        const int64_t group = unit / channel_tiles % cut.groups;
+        const int64_t piece = unit / channel_tiles / cut.groups;
+        const int64_t col = piece % col_tiles * cut.cols;
+        const int64_t row = piece / col_tiles % row_tiles * cut.rows;
+        const int64_t image = piece / col_tiles / row_tiles * cut.images;
+        const int64_t channel = group * cut.channels + tile * cut.step;
+        DepthwiseTile b = all;
+        b.channels = std::min(cut.step, cut.channels - tile * cut.step);
+        b.row_begin = row;
+        b.row_end = std::min(row + cut.rows, rows.most);
+        b.col_begin = col;
+        b.col_end = std::min(col + cut.cols, cols.most);
+        if (!weights) {
+          b.w += channel * w_channel;
+          if (p.bias) {
+            b.bias =
+                static_cast<const char*>(buffers.bias) + channel * out_item;
+          }
         }
-        b.sums = partial;
-      } else {
-        std::fill_n(sums, b.channels * taps * kernels.lanes, 0.f);
-        b.sums = sums;
-      }
-    }
-    const int64_t last_image = std::min(image + cut.images, p.batch);
-    for (int64_t n = image; n < last_image; ++n) {
-      b.in = from + (n * in.strides[0] + ChannelAt(in, channel)) * in_item;
-      b.out = to + (n * out.strides[0] + ChannelAt(out, channel)) * out_item;
-      if (weights) {
-        cut.last ? kernels.last_weights(b) : kernels.plane_weights(b);
-      } else {
-        cut.last ? kernels.last(b) : kernels.planes(b);
-      }
-    }
-    if (weights && !cut.last) {
-      for (int64_t c = 0; c < b.channels; ++c) {
-        kernels.sum(sums + c * taps * kernels.lanes, taps, partial + c,
-                    all.sums_tap);
-      }
-    }
-  });
+        float* sums = nullptr;
+        if (!cut.last) {
+          Reach(rows, row, b.row_end, &b.stage_row, &b.stage_rows);
+          Reach(cols, col, b.col_end, &b.stage_col, &b.stage_cols);
+          b.scratch = floats_at(space.scratch + thread * space.scratch_bytes);
+          sums = b.scratch;
+          if (weights) b.scratch += b.channels * Taps(p) * kernels.lanes;
+        }
+        const int64_t taps = Taps(p);
+        float* partial = nullptr;
+        if (weights) {
+          partial =
+              floats_at(space.partial) + piece * taps * all.sums_tap + channel;
+          if (cut.last) {
+            for (int64_t t = 0; t < taps; ++t) {
+              std::fill_n(partial + t * all.sums_tap, b.channels, 0.f);
+            }
+            b.sums = partial;
+          } else {
+            std::fill_n(sums, b.channels * taps * kernels.lanes, 0.f);
+            b.sums = sums;
+          }
+        }
+        const int64_t last_image = std::min(image + cut.images, p.batch);
+        for (int64_t n = image; n < last_image; ++n) {
+          b.in = from + (n * in.strides[0] + ChannelAt(in, channel)) * in_item;
+          b.out =
+              to + (n * out.strides[0] + ChannelAt(out, channel)) * out_item;
+          if (weights) {
+            cut.last ? kernels.last_weights(b) : kernels.plane_weights(b);
+          } else {
+            cut.last ? kernels.last(b) : kernels.planes(b);
+          }
+        }
+        if (weights && !cut.last) {
+          for (int64_t c = 0; c < b.channels; ++c) {
+            kernels.sum(sums + c * taps * kernels.lanes, taps, partial + c,
+                        all.sums_tap);
+          }
+        }
+      });
   if (weights) {
     Reduce(kernels, p, pieces, floats_at(space.partial), buffers.w);
   }

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -438,13 +437,11 @@ Status Grouped(const ConvProblem& p, const ConvBuffers& buffers,
   const Task task(plan, buffers, set);
   auto* const memory = reinterpret_cast<float*>(
       RoundUp(reinterpret_cast<intptr_t>(buffers.workspace), kLine));
-  std::atomic<int64_t> next{0};
-  executor.ParallelFor(
-      std::min<int64_t>(plan.units, num_threads), [&](int64_t thread) {
-        std::vector<bool> packed(plan.blocks);
-        for (int64_t unit; (unit = next.fetch_add(1)) < plan.units;) {
-          task.Run(p, unit, memory + thread * plan.scratch(), &packed);
-        }
+  std::vector<std::vector<bool>> packed(num_threads,
+                                        std::vector<bool>(plan.blocks));
+  executor.ParallelForWorkers(
+      plan.units, num_threads, [&](int64_t unit, int64_t thread) {
+        task.Run(p, unit, memory + thread * plan.scratch(), &packed[thread]);
       });
   return Status::Ok();
 }

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdint>
 
 #include "cpu/conv_winograd_kernels.h"
@@ -168,37 +167,36 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
                      cut.filter_plane);
   });
 
-  std::atomic<int64_t> next{0};
-  executor.ParallelFor(cut.workers, [&](int64_t worker) {
-    float* v = memory + cut.scratch + worker * cut.scratch_each;
-    float* m = v + kPositions * cut.tile_plane;
-    for (int64_t i; (i = next.fetch_add(1)) < cut.blocks;) {
-      const int64_t first = i * cut.block;
-      const int64_t count = std::min(cut.block, f.count - first);
-      const int64_t pieces = CeilDiv(count, kernels->most_rows);
-      const int64_t step = panel / pieces;
-      kernels->input(f.tiles, x, first, count, f.channels, zeros, v,
-                     cut.tile_plane);
-      for (int64_t j = 0; j < panels; ++j) {
-        const float* u =
-            memory + cut.filters + j * kPositions * cut.filter_plane;
-        for (int64_t at = 0; at < kPositions; ++at) {
-          for (int64_t k = 0; k < pieces; ++k) {
-            const int64_t row = count * k / pieces;
-            const int64_t rows = count * (k + 1) / pieces - row;
-            kernels->product[rows - 1](
-                v + at * cut.tile_plane + row * f.channels, f.channels,
-                u + at * cut.filter_plane, f.channels,
-                m + at * cut.sum_plane + row * panel, panel,
-                u + (at + 1) * cut.filter_plane + f.channels * k * step, step);
+  executor.ParallelForWorkers(
+      cut.blocks, cut.workers, [&](int64_t i, int64_t worker) {
+        float* v = memory + cut.scratch + worker * cut.scratch_each;
+        float* m = v + kPositions * cut.tile_plane;
+        const int64_t first = i * cut.block;
+        const int64_t count = std::min(cut.block, f.count - first);
+        const int64_t pieces = CeilDiv(count, kernels->most_rows);
+        const int64_t step = panel / pieces;
+        kernels->input(f.tiles, x, first, count, f.channels, zeros, v,
+                       cut.tile_plane);
+        for (int64_t j = 0; j < panels; ++j) {
+          const float* u =
+              memory + cut.filters + j * kPositions * cut.filter_plane;
+          for (int64_t at = 0; at < kPositions; ++at) {
+            for (int64_t k = 0; k < pieces; ++k) {
+              const int64_t row = count * k / pieces;
+              const int64_t rows = count * (k + 1) / pieces - row;
+              kernels->product[rows - 1](
+                  v + at * cut.tile_plane + row * f.channels, f.channels,
+                  u + at * cut.filter_plane, f.channels,
+                  m + at * cut.sum_plane + row * panel, panel,
+                  u + (at + 1) * cut.filter_plane + f.channels * k * step,
+                  step);
+            }
           }
+          kernels->output(f.tiles, m, panel, cut.sum_plane, first, count, panel,
+                          bias == nullptr ? nullptr : bias + j * panel,
+                          problem.relu, y + j * panel);
         }
-        kernels->output(f.tiles, m, panel, cut.sum_plane, first, count, panel,
-                        bias == nullptr ? nullptr : bias + j * panel,
-                        problem.relu, y + j * panel);
-      }
-    }
-  });
+      });
   return Status::Ok();
 }
 

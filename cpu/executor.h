@@ -67,6 +67,18 @@ class Executor {
       shared->done.wait(done);
     }
   }
+
+  // Runs fn(i, worker) for every i in [0, n), in any order, by workers in [0,
+  // workers), none of which is in two calls at a time: what it has of its own,
+  // such as memory, is the call's.
+  template <typename Fn>
+  void ParallelForWorkers(int64_t n, int64_t workers, const Fn& fn) const {
+    std::atomic<int64_t> next{0};
+    ParallelFor(std::min(n, std::max<int64_t>(workers, 1)),
+                [&](int64_t worker) {
+                  for (int64_t i; (i = next.fetch_add(1)) < n;) fn(i, worker);
+                });
+  }
 };
 
 }  // namespace jax_layout
