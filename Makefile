@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Python files are used in place; these have to be installed again.
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/* core/* cpu/*)
+SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake core cpu -type f)
 RELEASE := .venv-release
 BENCH ?= --set ml --json benchmarks/results/latest.json --plot benchmarks/results/latest.png
 

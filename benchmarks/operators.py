@@ -25,7 +25,7 @@ from benchmarks import machine
 from benchmarks.display import show_products
 from benchmarks.harness import Contender, Timing, measure
 from benchmarks.results import CaseResult, Report
-from jax_layout.memory_format import store, stored
+from jax_layout.formats.tags import store, stored
 
 try:
     import torch

@@ -65,12 +65,12 @@ target_include_directories(jax_layout_cudart SYSTEM INTERFACE
 
 option(JAX_LAYOUT_CUDA_CHECK "Build cuda_check and cuda_check_gemm, which check the CUDA kernels without Python" OFF)
 if(JAX_LAYOUT_CUDA_CHECK)
-  add_executable(cuda_check ${PROJECT_SOURCE_DIR}/tests/cuda_check.cu ${PROJECT_SOURCE_DIR}/cuda/permute.cu)
+  add_executable(cuda_check ${PROJECT_SOURCE_DIR}/tests/cuda/cuda_check.cu ${PROJECT_SOURCE_DIR}/cuda/permute/permute.cu)
   target_include_directories(cuda_check PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_options(cuda_check PRIVATE -lineinfo)
-  add_executable(cuda_check_gemm ${PROJECT_SOURCE_DIR}/tests/cuda_check_gemm.cu
-    ${PROJECT_SOURCE_DIR}/cuda/gemm.cc ${PROJECT_SOURCE_DIR}/cuda/gemm_cublaslt.cc
-    ${PROJECT_SOURCE_DIR}/cuda/gemm_tuning.cc)
+  add_executable(cuda_check_gemm ${PROJECT_SOURCE_DIR}/tests/cuda/cuda_check_gemm.cu
+    ${PROJECT_SOURCE_DIR}/cuda/gemm/gemm.cc ${PROJECT_SOURCE_DIR}/cuda/gemm/choose.cc ${PROJECT_SOURCE_DIR}/cuda/gemm/cublaslt.cc
+    ${PROJECT_SOURCE_DIR}/cuda/gemm/tuning.cc)
   target_include_directories(cuda_check_gemm PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(cuda_check_gemm PRIVATE jax_layout_cudart ${CMAKE_DL_LIBS})
 endif()

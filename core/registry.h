@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a handler makes itself known: the one macro at the end of core/*_ffi.cc.
+// How a handler makes itself known: the one macro at the end of core/*/ffi.cc.
 // The same sources are compiled once per backend, so each extension module
 // holds its own list.
 #ifndef JAX_LAYOUT_CORE_REGISTRY_H_

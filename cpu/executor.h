@@ -2,12 +2,15 @@
 #ifndef JAX_LAYOUT_CPU_EXECUTOR_H_
 #define JAX_LAYOUT_CPU_EXECUTOR_H_
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <thread>
 
 namespace jax_layout {
 namespace internal {
@@ -22,6 +25,14 @@ inline void Pause() {
 }
 
 }  // namespace internal
+
+// The processors that this process may use. Plans are made before the pool is
+// known, which has about as many threads.
+inline int ProcessorCount() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+  return std::max(1u, std::thread::hardware_concurrency());
+}
 
 // What a CPU kernel runs on: somebody's thread pool, in practice XLA's own
 // (platform.h). Kernels start no threads.

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "cpu/gemm_libraries.h"
+#include "cpu/libraries.h"
 
 namespace jax_layout {
 namespace {
@@ -45,7 +45,7 @@ Onednn Load() {
   // The one that the loader knows, if it is newer than the package's.
   int version = 0, known_version = 0;
   Onednn dnnl;
-  const std::string& path = GemmLibraryPaths().onednn;
+  const std::string& path = LibraryPaths().onednn;
   if (!path.empty()) dnnl = Open(path.c_str(), &version);
   const Onednn known = Open("libdnnl.so.3", &known_version);
   if (known_version > version) {

@@ -16,11 +16,9 @@ ShapeDtypeStruct(shape=(1000000, 1000000), dtype=float32)
 
 from importlib.metadata import version as _version
 
-from jax_layout.conv import conv, conv_transpose, conv_weight_format
-from jax_layout.conv_general_dilated import conv_general_dilated
-from jax_layout.dropout import dropout, dropout2d
-from jax_layout.einsum import dot_general, einsum, tensordot
-from jax_layout.elementwise import (
+from jax_layout.convnet.conv import conv, conv_transpose, conv_weight_format
+from jax_layout.convnet.dropout import dropout, dropout2d
+from jax_layout.convnet.elementwise import (
     add,
     divide,
     elementwise,
@@ -38,13 +36,61 @@ from jax_layout.elementwise import (
     tanh,
     where,
 )
-from jax_layout.explain import explain
+from jax_layout.convnet.general_dilated import conv_general_dilated
+from jax_layout.convnet.interpolate import interpolate
+from jax_layout.convnet.normalization import (
+    batch_norm,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    log_softmax,
+    softmax,
+)
+from jax_layout.convnet.pooling import (
+    adaptive_avg_pool,
+    adaptive_max_pool,
+    avg_pool,
+    max_pool,
+)
+from jax_layout.convnet.shuffle import (
+    channel_shuffle,
+    concatenate,
+    pad,
+    pixel_shuffle,
+    pixel_unshuffle,
+)
+from jax_layout.explain.explain import explain
+from jax_layout.explain.profile import Profile, profile
+from jax_layout.explain.report import Report
+from jax_layout.formats.annotations import (
+    FormattedArray,
+    empty_like,
+    full_like,
+    is_contiguous,
+    memory_format,
+    ones_like,
+    preserve,
+    with_memory_format,
+    zeros_like,
+)
+from jax_layout.formats.memory_format import MemoryFormat, channels_first, channels_last
+from jax_layout.formats.serialization import load, save
 from jax_layout.geam import geam
-from jax_layout.gemm import GemmPlan, explain_gemm, save_gemms, tune_gemms
 from jax_layout.index import index_add, index_select
-from jax_layout.interpolate import interpolate
-from jax_layout.linear import linear
-from jax_layout.matmul import (
+from jax_layout.op import Kernel, Op, batch_of, define, jvp_of, operators
+from jax_layout.optimize.optimize import LayoutReport, optimize_layout
+from jax_layout.optimize.saved_plan import LayoutPlan, load_plan, plan_layout
+from jax_layout.permute import (
+    matrix_transpose,
+    moveaxis,
+    permute,
+    swapaxes,
+    transpose,
+)
+from jax_layout.products.einsum import dot_general, einsum, tensordot
+from jax_layout.products.gemm import GemmPlan, explain_gemm, save_gemms, tune_gemms
+from jax_layout.products.linear import linear
+from jax_layout.products.matmul import (
     addbmm,
     addbmm_,
     addmm,
@@ -55,49 +101,6 @@ from jax_layout.matmul import (
     gemm,
     matmul,
     mm,
-)
-from jax_layout.memory_format import (
-    FormattedArray,
-    MemoryFormat,
-    channels_first,
-    channels_last,
-    empty_like,
-    full_like,
-    is_contiguous,
-    memory_format,
-    ones_like,
-    preserve,
-    with_memory_format,
-    zeros_like,
-)
-from jax_layout.normalization import (
-    batch_norm,
-    group_norm,
-    instance_norm,
-    layer_norm,
-    log_softmax,
-    softmax,
-)
-from jax_layout.op import Kernel, Op, batch_of, define, jvp_of, operators
-from jax_layout.optimize import LayoutReport, optimize_layout
-from jax_layout.permute import (
-    matrix_transpose,
-    moveaxis,
-    permute,
-    swapaxes,
-    transpose,
-)
-from jax_layout.plan_layout import LayoutPlan, load_plan, plan_layout
-from jax_layout.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
-from jax_layout.profile import Profile, profile
-from jax_layout.report import Report
-from jax_layout.serialization import load, save
-from jax_layout.shuffle import (
-    channel_shuffle,
-    concatenate,
-    pad,
-    pixel_shuffle,
-    pixel_unshuffle,
 )
 
 __version__ = _version("jax-layout")

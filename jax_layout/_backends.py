@@ -121,7 +121,7 @@ def runs_gemm(platform: str, attributes: Mapping[str, Any]) -> bool:
 
 
 def conv_plan(platform: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """What the kernels of a platform make of a convolution (core/conv_module.cc).
+    """What the kernels of a platform make of a convolution (core/conv/module.cc).
 
     Args:
       platform: jax's name of it.

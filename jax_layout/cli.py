@@ -158,7 +158,7 @@ def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if options.platform == "cuda":
         # Without a GPU jax's plugin compiles too, unless it looks for the libraries.
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-    from jax_layout.explain import explain
+    from jax_layout.explain.explain import explain
 
     function = _function(options.function)
     arguments = [_argument(text) for text in options.shape]

@@ -12,8 +12,7 @@ from jax import Array
 from jax.interpreters import ad
 from jax.typing import ArrayLike
 
-from jax_layout.gemm import accumulator
-from jax_layout.matmul import arrays, scalar
+from jax_layout.arguments import accumulator, arrays, scalar
 from jax_layout.op import Kernel, Op, define, in_front, jvp_of
 
 _CPU_DTYPES = ("float32", "float64", "bfloat16", "complex64", "complex128")

@@ -18,8 +18,7 @@ from jax.interpreters import ad
 from jax.sharding import AxisType
 from jax.typing import ArrayLike
 
-from jax_layout.gemm import accumulator, placement
-from jax_layout.matmul import arrays, scalar
+from jax_layout.arguments import accumulator, arrays, placement, scalar
 from jax_layout.op import Kernel, Op, define
 
 Mode = Literal["fill", "clip", "error"]

@@ -25,7 +25,9 @@ if not _backends.available("cuda"):
 
 @functools.cache
 def mesh(devices: int = 1) -> Mesh:
-    target = Path(_backends.__file__).with_name("h100_sxm.txtpb").read_text()
+    target = (
+        Path(_backends.__file__).parent / "explain" / "h100_sxm.txtpb"
+    ).read_text()
     topology = topologies.get_topology_desc(
         "h100", platform="cuda", target_config=target, topology=f"1x1x{devices}"
     )

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The CPU kernel on its own: no Python dispatch, no XLA, an output that exists.
-#include "cpu/permute.h"
+#include "cpu/permute/permute.h"
 
 #include "benchmarks/native/thread_pool.h"
 

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef JAX_LAYOUT_CPU_CONV_CONV_H_
+#define JAX_LAYOUT_CPU_CONV_CONV_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "core/conv/problem.h"
+#include "core/status.h"
+#include "cpu/executor.h"
+
+namespace jax_layout {
+
+// A problem with what this backend decides once per problem.
+struct ConvKernel {
+  ConvProblem problem;
+  int64_t workspace = 0;       // bytes; a call with less takes its own
+  std::string w_format;        // that it reads as it is; "": any, or none
+  std::string implementation;  // for reports: "brgconv:avx512_core"
+  std::function<Status(const ConvBuffers&, const Executor&)> run;
+};
+
+// Whether this backend is as fast as XLA's own convolution, or faster, of what
+// ChooseConvKernel has a kernel for.
+bool ConvWorthwhile(const ConvProblem& problem);
+
+Status ChooseConvKernel(const ConvProblem& problem, ConvKernel* kernel);
+
+Status Conv(const ConvKernel& kernel, const ConvBuffers& buffers,
+            const Executor& executor);
+
+}  // namespace jax_layout
+
+#endif  // JAX_LAYOUT_CPU_CONV_CONV_H_

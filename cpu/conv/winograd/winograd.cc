@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The filters are transformed first, by all threads. Then each takes blocks of
+// tiles, whose transforms and products stay in its cache, while the filters
+// pass by.
+#include "cpu/conv/winograd/winograd.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "core/arithmetic.h"
+#include "cpu/conv/winograd/kernels.h"
+
+namespace jax_layout {
+namespace {
+
+constexpr int64_t kPositions = 16;  // of a transformed tile
+constexpr int64_t kFloat = sizeof(float);
+constexpr int64_t kLine = 64;
+constexpr int64_t kChannels = 32;         // a multiple of every panel
+constexpr int64_t kBlockBytes = 3 << 18;  // of transformed tiles, in L2
+constexpr int64_t kLeastBlock = 32;       // tiles for which filters pass by
+
+const WinogradKernels* KernelsOf(Floats floats) {
+#ifdef __x86_64__
+  if (floats == Floats::kAvx512) return &kWinogradAvx512;
+  if (floats == Floats::kAvx2) return &kWinogradAvx2;
+#endif
+  static_cast<void>(floats);
+  return nullptr;
+}
+
+// The input gradient is a convolution of y with the filters turned round.
+struct WinogradPlan {
+  explicit WinogradPlan(const ConvProblem& p)
+      : forward(p.pass == ConvPass::kForward),
+        channels(forward ? p.in_channels : p.out_channels),
+        out_channels(forward ? p.out_channels : p.in_channels),
+        w_out(p.w.strides[forward ? 0 : 1]),
+        w_in(p.w.strides[forward ? 1 : 0]),
+        w_row(p.w.strides[3]),
+        w_col(p.w.strides[4]) {
+    const auto image = [](const ConvLayout& layout,
+                          const std::array<int64_t, 3>& sizes) {
+      return WinogradImage{sizes[1], sizes[2], layout.strides[0],
+                           layout.strides[3], layout.strides[4]};
+    };
+    tiles.in = forward ? image(p.x, p.in) : image(p.y, p.out);
+    tiles.out = forward ? image(p.y, p.out) : image(p.x, p.in);
+    tiles.pad_row = forward ? p.pad_low[1] : 2 - p.pad_low[1];
+    tiles.pad_col = forward ? p.pad_low[2] : 2 - p.pad_low[2];
+    tiles.rows = CeilDiv(tiles.out.height, 2);
+    tiles.cols = CeilDiv(tiles.out.width, 2);
+    count = p.batch * tiles.rows * tiles.cols;
+  }
+
+  bool forward;
+  int64_t channels, out_channels;
+  int64_t w_out, w_in, w_row, w_col;  // steps, in elements
+  WinogradTiles tiles;
+  int64_t count = 0;  // of tiles
+};
+
+// How the work is cut, and where what lies in the workspace, in floats.
+struct Cut {
+  Cut(const WinogradPlan& f, const WinogradKernels& kernels, int num_threads) {
+    const int64_t panels = f.out_channels / kernels.panel;
+    workers = std::max(num_threads, 1);
+    const int64_t most =
+        std::max(kBlockBytes / (kPositions * f.channels * kFloat), kLeastBlock);
+    blocks = CeilDiv(f.count, most);
+    if (blocks > 1) blocks = RoundUp(blocks, workers);
+    block = CeilDiv(f.count, blocks);
+    blocks = CeilDiv(f.count, block);
+    workers = std::min(workers, blocks);
+    // Planes an odd number of lines apart do not meet in the same cache sets.
+    const auto plane = [](int64_t count) {
+      return RoundUp(count, 2 * kLine / kFloat) + kLine / kFloat;
+    };
+    filter_plane = plane(f.channels * kernels.panel);
+    tile_plane = plane(block * f.channels);
+    sum_plane = plane(block * kernels.panel);
+    filters = RoundUp(f.channels, kLine / kFloat);
+    scratch = filters + panels * kPositions * filter_plane;
+    scratch_each = kPositions * (tile_plane + sum_plane);
+    size = scratch + workers * scratch_each;
+  }
+
+  int64_t block, blocks;  // tiles of a block, and how many blocks
+  int64_t workers;
+  int64_t filter_plane, tile_plane, sum_plane;
+  int64_t filters;  // zeros come first
+  int64_t scratch, scratch_each;
+  int64_t size;
+};
+
+// A panel's filters, transformed.
+void TransformFilters(const WinogradPlan& f, const WinogradKernels& kernels,
+                      const float* w, float* u, int64_t plane) {
+  const int64_t turn = f.forward ? 1 : -1;
+  if (!f.forward) w += 2 * f.w_row + 2 * f.w_col;
+  kernels.filters(w, f.w_out, f.w_in, turn * f.w_row, turn * f.w_col,
+                  f.channels, u, plane);
+}
+
+}  // namespace
+
+bool WinogradSupports(const ConvProblem& p, Floats floats) {
+  const auto plain = [](const std::array<int64_t, 3>& a, int64_t value) {
+    return a[1] == value && a[2] == value;
+  };
+  const bool image =
+      p.in[0] == 1 && p.out[0] == 1 && p.kernel[0] == 1 && p.pad_low[0] == 0;
+  return p.winograd && p.pass != ConvPass::kWeightGrad &&
+         p.type == DType::kF32 && p.result == DType::kF32 && p.groups == 1 &&
+         image && plain(p.kernel, 3) && plain(p.stride, 1) &&
+         plain(p.dilation, 1) && p.x.block == 1 && p.y.block == 1 &&
+         p.x.strides[1] == 1 && p.y.strides[1] == 1 &&
+         p.in_channels % kChannels == 0 && p.out_channels % kChannels == 0 &&
+         p.w_format.empty() && KernelsOf(floats) != nullptr;
+}
+
+bool WinogradSupports(const ConvProblem& p) {
+  // With fewer, the transform of the filters takes what the products save.
+  constexpr int64_t kLeastTiles = 48;
+  return WinogradSupports(p, BestFloats()) && WinogradPlan(p).count >= kLeastTiles;
+}
+
+int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads,
+                          Floats floats) {
+  const WinogradKernels* kernels = KernelsOf(floats);
+  if (kernels == nullptr) return 0;
+  return Cut(WinogradPlan(problem), *kernels, num_threads).size * kFloat;
+}
+
+int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads) {
+  return WinogradWorkspace(problem, num_threads, BestFloats());
+}
+
+Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
+                const Executor& executor) {
+  return Winograd(problem, buffers, executor, BestFloats());
+}
+
+Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
+                const Executor& executor, Floats floats) {
+  const WinogradKernels* kernels = KernelsOf(floats);
+  if (kernels == nullptr) {
+    return Status::Error("conv: no vectors of this size on this machine.");
+  }
+  const WinogradPlan f(problem);
+  const Cut cut(f, *kernels, executor.num_threads());
+  const int64_t panel = kernels->panel, panels = f.out_channels / panel;
+  const auto* x = static_cast<const float*>(f.forward ? buffers.x : buffers.y);
+  auto* y = static_cast<float*>(f.forward ? buffers.y : buffers.x);
+  const auto* w = static_cast<const float*>(buffers.w);
+  const auto* bias = static_cast<const float*>(buffers.bias);
+  auto* memory = static_cast<float*>(buffers.workspace);
+  const float* zeros = std::fill_n(memory, f.channels, 0.f) - f.channels;
+
+  executor.ParallelFor(panels, [&](int64_t i) {
+    TransformFilters(f, *kernels, w + i * panel * f.w_out,
+                     memory + cut.filters + i * kPositions * cut.filter_plane,
+                     cut.filter_plane);
+  });
+
+  executor.ParallelForWorkers(
+      cut.blocks, cut.workers, [&](int64_t i, int64_t worker) {
+        float* v = memory + cut.scratch + worker * cut.scratch_each;
+        float* m = v + kPositions * cut.tile_plane;
+        const int64_t first = i * cut.block;
+        const int64_t count = std::min(cut.block, f.count - first);
+        const int64_t pieces = CeilDiv(count, kernels->most_rows);
+        const int64_t step = panel / pieces;
+        kernels->input(f.tiles, x, first, count, f.channels, zeros, v,
+                       cut.tile_plane);
+        for (int64_t j = 0; j < panels; ++j) {
+          const float* u =
+              memory + cut.filters + j * kPositions * cut.filter_plane;
+          for (int64_t at = 0; at < kPositions; ++at) {
+            for (int64_t k = 0; k < pieces; ++k) {
+              const int64_t row = count * k / pieces;
+              const int64_t rows = count * (k + 1) / pieces - row;
+              kernels->product[rows - 1](
+                  v + at * cut.tile_plane + row * f.channels, f.channels,
+                  u + at * cut.filter_plane, f.channels,
+                  m + at * cut.sum_plane + row * panel, panel,
+                  u + (at + 1) * cut.filter_plane + f.channels * k * step,
+                  step);
+            }
+          }
+          kernels->output(f.tiles, m, panel, cut.sum_plane, first, count, panel,
+                          bias == nullptr ? nullptr : bias + j * panel,
+                          problem.relu, y + j * panel);
+        }
+      });
+  return Status::Ok();
+}
+
+}  // namespace jax_layout

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef JAX_LAYOUT_CPU_GEMM_GEMM_H_
+#define JAX_LAYOUT_CPU_GEMM_GEMM_H_
+
+#include <functional>
+#include <string>
+
+#include "core/gemm/problem.h"
+#include "core/status.h"
+#include "cpu/executor.h"
+
+namespace jax_layout {
+
+using GemmFunction = std::function<Status(const GemmBuffers&, const Executor&)>;
+
+// A problem with what this backend decides once per problem.
+struct GemmKernel {
+  GemmProblem problem;
+  GemmFunction run;
+};
+
+// Whether any method computes products of these types on this machine. What is
+// false here is an error in ChooseGemmKernel.
+bool GemmSupported(DType operands, DType result);
+
+// Whether this backend is as fast as XLA's own dot, or faster.
+bool GemmWorthwhile(const GemmProblem& problem);
+
+// The kernel or library that runs a problem, "" if none does.
+std::string GemmImplementation(const GemmProblem& problem);
+
+Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel);
+
+Status Gemm(const GemmKernel& kernel, const GemmBuffers& buffers,
+            const Executor& executor);
+
+}  // namespace jax_layout
+
+#endif  // JAX_LAYOUT_CPU_GEMM_GEMM_H_

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A matrix times a vector, written once over a vector type (see
+// gemm_epilogue.h) and included by one source file per instruction set.
+#ifndef JAX_LAYOUT_CPU_GEMM_MATVEC_KERNELS_H_
+#define JAX_LAYOUT_CPU_GEMM_MATVEC_KERNELS_H_
+
+#include <cstdint>
+
+#include "cpu/vectors/epilogue.h"
+
+namespace jax_layout {
+
+// Results of a block at most: their sums stay in L1.
+constexpr int64_t kMatvecCount = 1024;
+
+// `count` results, each the sum over k of matrix[i, k] * x[k].
+struct MatvecBlock {
+  DType operands;
+  const char* matrix;  // at the first result and k = 0
+  int64_t ld;
+  bool along;  // k is contiguous, else the results are
+  const char* x;
+  int64_t x_stride;
+  int64_t count, k;
+  float* scratch;  // k elements
+  int64_t y_stride;
+  bool one_column;  // y is a column: all results have the same bias
+  GemmEpilogue epilogue;
+};
+
+using MatvecFunction = void(const MatvecBlock&);
+#ifdef __x86_64__
+MatvecFunction MatvecAvx512, MatvecAvx2;
+#endif
+
+namespace {
+
+// Asks for the line of row `rows` further down, which is needed once this row
+// is done: far enough ahead for memory, and right for every ld.
+template <class T>
+JAX_LAYOUT_INLINE void PrefetchRow(const T* p, int64_t ld, int64_t j) {
+  if (j * sizeof(T) % 64 == 0) {
+    __builtin_prefetch(p + ld + j);
+  }
+}
+
+// Rows that are contiguous along k, kRows at a time: they share the loads of x.
+template <class V, class T, int kRows>
+JAX_LAYOUT_INLINE void DotRows(const T* row, int64_t ld, const float* x,
+                               int64_t k, float* z) {
+  using Reg = typename V::Reg;
+  constexpr int kLanes = V::kLanes;
+  Reg sum[kRows][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = V::Zero();
+  int64_t j = 0;
+  for (; j + 2 * kLanes <= k; j += 2 * kLanes) {
+    const Reg x0 = V::Load(x + j), x1 = V::Load(x + j + kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const T* p = row + r * ld;
+      PrefetchRow(p, kRows * ld, j);
+      PrefetchRow(p, kRows * ld, j + kLanes);
+      sum[r][0] = sum[r][0] + x0 * V::Load(p + j);
+      sum[r][1] = sum[r][1] + x1 * V::Load(p + j + kLanes);
+    }
+  }
+  for (; j < k; j += kLanes) {
+    const int n = static_cast<int>(k - j < kLanes ? k - j : kLanes);
+    const Reg x0 = V::Load(x + j, n);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      sum[r][0] = sum[r][0] + x0 * V::Load(row + r * ld + j, n);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) z[r] = V::Sum(sum[r][0] + sum[r][1]);
+}
+
+template <class V, class T>
+void Dot(const MatvecBlock& b, const float* x, float* z) {
+  const T* row = reinterpret_cast<const T*>(b.matrix);
+  // More streams from memory for as many as there are registers.
+  constexpr int kRows = V::kLanes == 16 ? 8 : 2;
+  int64_t i = 0;
+  for (; i + kRows <= b.count; i += kRows) {
+    DotRows<V, T, kRows>(row + i * b.ld, b.ld, x, b.k, z + i);
+  }
+  for (; i < b.count; ++i) {
+    DotRows<V, T, 1>(row + i * b.ld, b.ld, x, b.k, z + i);
+  }
+}
+
+// Rows that are contiguous along the results, kRows at a time: they share the
+// loads and stores of the sums.
+template <class V, class T, int kRows>
+JAX_LAYOUT_INLINE void AddRows(const T* row, int64_t ld, const float* x,
+                               int64_t count, float* z) {
+  using Reg = typename V::Reg;
+  constexpr int kLanes = V::kLanes;
+  Reg factor[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) factor[r] = V::Set(x[r]);
+  int64_t j = 0;
+  for (; j + kLanes <= count; j += kLanes) {
+    Reg sum = V::Load(z + j);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const T* p = row + r * ld;
+      PrefetchRow(p, kRows * ld, j);
+      sum = sum + factor[r] * V::Load(p + j);
+    }
+    V::Store(z + j, sum);
+  }
+  if (j < count) {
+    const int n = static_cast<int>(count - j);
+    Reg sum = V::Load(z + j);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      sum = sum + factor[r] * V::Load(row + r * ld + j, n);
+    }
+    V::Store(z + j, sum);
+  }
+}
+
+template <class V, class T>
+void Add(const MatvecBlock& b, const float* x, float* z) {
+  for (int64_t j = 0; j < b.count; j += V::kLanes) V::Store(z + j, V::Zero());
+  const T* row = reinterpret_cast<const T*>(b.matrix);
+  constexpr int kRows = 8;
+  int64_t i = 0;
+  for (; i + kRows <= b.k; i += kRows) {
+    AddRows<V, T, kRows>(row + i * b.ld, b.ld, x + i, b.count, z);
+  }
+  for (; i < b.k; ++i) {
+    AddRows<V, T, 1>(row + i * b.ld, b.ld, x + i, b.count, z);
+  }
+}
+
+template <class V, class T>
+void Multiply(const MatvecBlock& b, float* z) {
+  const T* x = reinterpret_cast<const T*>(b.x);
+  if (b.x_stride == 1) {
+    for (int64_t j = 0; j < b.k; j += V::kLanes) {
+      const int n = static_cast<int>(b.k - j < V::kLanes ? b.k - j : V::kLanes);
+      V::Store(b.scratch + j, V::Load(x + j, n), n);
+    }
+  } else {
+    for (int64_t j = 0; j < b.k; ++j) {
+      V::Store(b.scratch + j, V::Load(x + j * b.x_stride, 1), 1);
+    }
+  }
+  b.along ? Dot<V, T>(b, b.scratch, z) : Add<V, T>(b, b.scratch, z);
+}
+
+template <class V>
+void Matvec(const MatvecBlock& b) {
+  // Whole vectors of it are written.
+  alignas(64) float z[kMatvecCount];
+  if (b.operands == DType::kBF16) {
+    Multiply<V, BF16>(b, z);
+  } else if (b.operands == DType::kF16) {
+    Multiply<V, F16>(b, z);
+  } else {
+    Multiply<V, float>(b, z);
+  }
+  const bool apart =
+      b.y_stride != 1 || (b.one_column && b.epilogue.bias != nullptr);
+  auto finish = [&]<class T, Activation kActivation, Activation kDerivative>() {
+    const int lanes = apart ? 1 : V::kLanes;
+    for (int64_t i = 0; i < b.count; i += lanes) {
+      const int n = static_cast<int>(b.count - i < lanes ? b.count - i : lanes);
+      Finish<V, T, kActivation, kDerivative>(b.epilogue, V::Load(z + i, n),
+                                             i * b.y_stride,
+                                             b.one_column ? 0 : i, n);
+    }
+  };
+  if (b.epilogue.result == DType::kBF16) {
+    WithActivation<BF16>(b.epilogue, finish);
+  } else if (b.epilogue.result == DType::kF16) {
+    WithActivation<F16>(b.epilogue, finish);
+  } else {
+    WithActivation<float>(b.epilogue, finish);
+  }
+}
+
+}  // namespace
+}  // namespace jax_layout
+
+#endif  // JAX_LAYOUT_CPU_GEMM_MATVEC_KERNELS_H_

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a problem with a vector in it to blocks of results, one per task.
+#include "cpu/gemm/matvec/matvec.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/arithmetic.h"
+#include "cpu/gemm/matvec/kernels.h"
+
+namespace jax_layout {
+namespace {
+
+// Bytes of the matrix worth a task; a block of results ends lines of y.
+constexpr int64_t kTaskBytes = 1 << 20;
+constexpr int64_t kLine = 32;
+
+int64_t Itemsize(DType type) { return type == DType::kF32 ? 4 : 2; }
+
+MatvecFunction* FunctionOf(Floats floats) {
+#ifdef __x86_64__
+  if (floats == Floats::kAvx512) return MatvecAvx512;
+  if (floats == Floats::kAvx2) return MatvecAvx2;
+#endif
+  static_cast<void>(floats);
+  return nullptr;
+}
+
+}  // namespace
+
+bool MatvecSupports(const GemmProblem& problem) {
+  const DType in = problem.operands;
+  return (problem.plan.m == 1 || problem.plan.n == 1) &&
+         (in == DType::kF32 || in == DType::kBF16 || in == DType::kF16) &&
+         (problem.result == in || problem.result == DType::kF32) &&
+         problem.alpha.imag() == 0 && problem.beta.imag() == 0 &&
+         (problem.activation == Activation::kNone ||
+          problem.derivative == Activation::kNone) &&
+         !problem.sums && BestFloats() != Floats::kNone;
+}
+
+Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
+                  const Executor& executor) {
+  return GemmMatvec(problem, buffers, executor, BestFloats());
+}
+
+Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
+                  const Executor& executor, Floats floats) {
+  const GemmPlan& plan = problem.plan;
+  MatvecFunction* function = FunctionOf(floats);
+  if (function == nullptr) return Status::Error("gemm: no matvec here.");
+  const int64_t steps = plan.Steps();
+  const bool one_row = plan.m == 1;  // y = b^T a, else y = a b
+  const int64_t count = one_row ? plan.n : plan.m;
+  if (count == 0 || plan.m == 0 || steps == 0) return Status::Ok();
+
+  const GemmMatrix& vector = one_row ? plan.a : plan.b;
+  const GemmMatrix& matrix = one_row ? plan.b : plan.a;
+  const int64_t in = Itemsize(problem.operands);
+  const int64_t out = Itemsize(problem.result);
+  MatvecBlock all = {};
+  all.operands = problem.operands;
+  // Without alpha the operands are not read.
+  all.k = problem.alpha == 0. ? 0 : plan.k;
+  all.ld = matrix.ld;
+  all.along = matrix.transposed == one_row;
+  // The vector is contiguous if its one row (column) is.
+  all.x_stride = vector.transposed == one_row ? vector.ld : 1;
+  all.y_stride = one_row ? 1 : plan.y.ld;
+  all.one_column = !one_row;
+  GemmEpilogue& e = all.epilogue;
+  e.alpha = static_cast<float>(problem.alpha.real());
+  e.beta = static_cast<float>(problem.beta.real());
+  e.result = problem.result;
+  e.activation = problem.activation;
+  e.derivative = problem.derivative;
+  e.write_aux = problem.aux;
+
+  const int64_t row_bytes = std::max<int64_t>(1, all.k * in);
+  const int64_t even = CeilDiv(count, executor.num_threads());
+  // Rows of results are read a piece at a time: the longer, the fewer pages.
+  const int64_t wanted = all.along ? kTaskBytes / row_bytes : kMatvecCount;
+  int64_t block = std::max(std::min(even, wanted), kLine);
+  block = std::min(CeilDiv(block, kLine) * kLine, kMatvecCount);
+  const int64_t blocks = CeilDiv(count, block);
+  const int64_t together = std::max<int64_t>(
+      1, kTaskBytes / 4 / (row_bytes * std::min(block, count)));
+
+  auto run = [&](int64_t unit, float* scratch) {
+    int64_t a = 0, b = 0, y = 0;
+    int64_t step = unit / blocks;
+    for (size_t l = plan.loops.size(); l-- > 0;) {
+      const GemmLoop& loop = plan.loops[l];
+      const int64_t at = step % loop.extent;
+      step /= loop.extent;
+      a += at * loop.a_stride;
+      b += at * loop.b_stride;
+      y += at * loop.y_stride;
+    }
+    const int64_t i = unit % blocks * block;
+    MatvecBlock here = all;
+    here.scratch = scratch;
+    here.count = std::min(block, count - i);
+    const char* const operands[] = {
+        static_cast<const char*>(buffers.a) + a * in,
+        static_cast<const char*>(buffers.b) + b * in};
+    here.x = operands[one_row ? 0 : 1];
+    here.matrix =
+        operands[one_row ? 1 : 0] + i * (here.along ? here.ld : 1) * in;
+    const int64_t at = (y + i * here.y_stride) * out;
+    here.epilogue.y = static_cast<char*>(buffers.y) + at;
+    if (problem.aux || problem.derivative != Activation::kNone) {
+      here.epilogue.aux = static_cast<char*>(buffers.aux) + at;
+    }
+    if (problem.bias) {
+      here.epilogue.bias =
+          static_cast<const char*>(buffers.bias) + (one_row ? i * out : 0);
+    }
+    function(here);
+  };
+
+  const int64_t units = steps * blocks;
+  executor.ParallelFor(CeilDiv(units, together), [&](int64_t task) {
+    thread_local std::vector<float> scratch;
+    if (static_cast<int64_t>(scratch.size()) < all.k) scratch.resize(all.k);
+    const int64_t end = std::min(units, (task + 1) * together);
+    for (int64_t unit = task * together; unit < end; ++unit) {
+      run(unit, scratch.data());
+    }
+  });
+  return Status::Ok();
+}
+
+}  // namespace jax_layout

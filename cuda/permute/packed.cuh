@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Everything else: chunks that are no vector, tiny axes (3 channels, a few
+// heads), and reversals of many axes. A tile is a box over as many leading
+// axes of x and of y as make long contiguous runs in both; shared memory holds
+// it in x's order, and a table of positions turns that into y's.
+#ifndef JAX_LAYOUT_CUDA_PERMUTE_PACKED_CUH_
+#define JAX_LAYOUT_CUDA_PERMUTE_PACKED_CUH_
+
+#include <algorithm>
+
+#include "cuda/permute/params.h"
+#include "cuda/vector_access.cuh"
+
+namespace jax_layout {
+
+inline constexpr int kPackedThreads = 256;
+
+// Four blocks on each of the 132 multiprocessors of an H100: one wave, in
+// which a block builds its tables once for many tiles.
+inline constexpr int kPackedBlocks = 132 * 4;
+
+// Shared memory is padded by one bank per 32 banks and one more per 32 x 32,
+// which spreads any power-of-two stride: with word w at w + w/32 + w/1024, 32
+// words a stride of 2^k apart fall in 32 banks. Wider elements pad by
+// themselves. `position` counts bytes.
+__host__ __device__ constexpr uint32_t Padded(uint32_t element,
+                                              uint32_t position) {
+  const uint32_t pad = element < 4 ? 4 : element;
+  const uint32_t row = position / 128;
+  return position + (row + row / (128 / pad)) * pad;
+}
+
+// The parts of a block's shared memory, in order.
+struct PackedShared {
+  uint32_t table, x_runs, y_runs, bytes;  // offsets; the elements are at 0
+
+  __host__ __device__ PackedShared(int element, uint32_t elements,
+                                   uint32_t x_run_count, uint32_t y_run_count) {
+    table = (Padded(element, elements * element) + 15) / 16 * 16;
+    x_runs = (table + elements * 2 + 15) / 16 * 16;
+    y_runs = x_runs + x_run_count * 8;
+    bytes = y_runs + y_run_count * 8;
+  }
+};
+
+// Where each run of a tile begins, relative to the tile.
+__device__ inline void BuildRuns(const PackedParams::Run* dims, int rank,
+                                 uint32_t count, int64_t* offsets) {
+  for (uint32_t run = threadIdx.x; run < count; run += kPackedThreads) {
+    uint32_t index = run;
+    int64_t offset = 0;
+    for (int d = 0; d < rank; ++d) {
+      const uint32_t rest = dims[d].extent.Quotient(index);
+      offset += (index - rest * dims[d].extent.divisor) * dims[d].stride;
+      index = rest;
+    }
+    offsets[run] = offset;
+  }
+}
+
+// Runs of x to shared memory, kVector bytes per load, four loads in flight.
+template <int kElement, int kVector>
+__device__ inline void LoadRuns(const PackedParams& p, const char* x,
+                                const int64_t* runs, char* shared) {
+  constexpr int kInFlight = 4;
+  const uint32_t units = p.x_runs * p.x_run.divisor;
+  for (uint32_t first = threadIdx.x; first < units;
+       first += kInFlight * kPackedThreads) {
+    Packet<kVector> held[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const uint32_t unit = first + k * kPackedThreads;
+      if (unit < units) {
+        const uint32_t run = p.x_run.Quotient(unit);
+        const uint32_t column = unit - run * p.x_run.divisor;
+        held[k] = LoadGlobal<kVector>(x + runs[run] + column * kVector);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const uint32_t unit = first + k * kPackedThreads;
+      if (unit < units) {
+        // A vector never straddles a row of banks, so its padding is uniform;
+        // it is only as aligned as the pad.
+        char* to = shared + Padded(kElement, unit * kVector);
+        constexpr int kPad = kElement < 4 ? 4 : kElement;
+        if constexpr (kVector <= kPad) {
+          StoreShared<kVector>(to, held[k]);
+        } else {
+          constexpr int kWords = kPad / 4;
+#pragma unroll
+          for (int part = 0; part < kVector / kPad; ++part) {
+            Packet<kPad> piece;
+#pragma unroll
+            for (int w = 0; w < kWords; ++w) {
+              piece.word[w] = held[k].word[part * kWords + w];
+            }
+            StoreShared<kPad>(to + part * kPad, piece);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Shared memory to runs of y, kVector bytes per store, gathered through the
+// table.
+template <int kElement, int kVector>
+__device__ inline void StoreRuns(const PackedParams& p, char* y,
+                                 const int64_t* runs, const char* shared,
+                                 const unsigned short* table) {
+  constexpr int kSide = kVector / kElement;
+  constexpr int kEntryBytes = kSide * 2 < 16 ? kSide * 2 : 16;
+  constexpr int kEntries = kEntryBytes / 2;  // per read of the table
+  constexpr int kHeld = 2;  // vectors gathered before the first is stored
+  const uint32_t units = p.y_runs * p.y_run.divisor;
+  for (uint32_t first = threadIdx.x; first < units;
+       first += kHeld * kPackedThreads) {
+    Packet<kVector> out[kHeld] = {};
+    char* to[kHeld];
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const uint32_t unit = first + h * kPackedThreads;
+      if (unit >= units) continue;
+      const uint32_t run = p.y_run.Quotient(unit);
+      const uint32_t column = unit - run * p.y_run.divisor;
+      to[h] = y + runs[run] + column * kVector;
+#pragma unroll
+      for (int e = 0; e < kSide; e += kEntries) {
+        const auto entries = LoadShared<kEntryBytes>(
+            reinterpret_cast<const char*>(table + unit * kSide + e));
+#pragma unroll
+        for (int k = 0; k < kEntries; ++k) {
+          const uint32_t entry = entries.word[k / 2] >> (k % 2 * 16) & 0xffff;
+          const auto element = LoadShared<kElement>(shared + entry * kElement);
+          const int at = (e + k) * kElement;  // byte of the vector
+          if constexpr (kElement < 4) {
+            out[h].word[at / 4] |= element.word[0] << (at % 4 * 8);
+          } else {
+#pragma unroll
+            for (int w = 0; w < kElement / 4; ++w) {
+              out[h].word[at / 4 + w] = element.word[w];
+            }
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const uint32_t unit = first + h * kPackedThreads;
+      if (unit < units) StoreGlobal<kVector>(to[h], out[h]);
+    }
+  }
+}
+
+// Launch: 1-D, at most kPackedBlocks blocks; block b moves tiles b, b + grid,
+// b + 2 grid, ... All tiles are whole: the last along an axis is pulled back
+// over its neighbour, and both write the same bytes.
+template <int kElement>
+__global__ __launch_bounds__(kPackedThreads, 4) void PackedKernel(
+    const __grid_constant__ PackedParams p, const char* __restrict__ x,
+    char* __restrict__ y) {
+  char* shared = SharedMemory();
+  const PackedShared parts(kElement, p.elements, p.x_runs, p.y_runs);
+  auto* table = reinterpret_cast<unsigned short*>(shared + parts.table);
+  auto* x_runs = reinterpret_cast<int64_t*>(shared + parts.x_runs);
+  auto* y_runs = reinterpret_cast<int64_t*>(shared + parts.y_runs);
+
+  // table[n]: where the n-th element of the tile in y's order is.
+  for (uint32_t n = threadIdx.x; n < p.elements; n += kPackedThreads) {
+    uint32_t index = n, position = 0;
+    for (int d = 0; d < p.rank; ++d) {
+      const uint32_t rest = p.order[d].extent.Quotient(index);
+      position +=
+          (index - rest * p.order[d].extent.divisor) * p.order[d].stride;
+      index = rest;
+    }
+    table[n] = static_cast<unsigned short>(
+        Padded(kElement, position * kElement) / kElement);
+  }
+  BuildRuns(p.x_run_dims, p.x_run_rank, p.x_runs, x_runs);
+  BuildRuns(p.y_run_dims, p.y_run_rank, p.y_runs, y_runs);
+
+  for (uint32_t tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    int64_t x_offset, y_offset;
+    p.walk.Locate(tile, &x_offset, &y_offset);
+    __syncthreads();  // the tables are built, the last tile has left
+    if (p.x_vector == 16) {
+      LoadRuns<kElement, 16>(p, x + x_offset, x_runs, shared);
+    } else if (kElement < 4 && p.x_vector == 4) {
+      LoadRuns < kElement,
+          kElement<4 ? 4 : kElement>(p, x + x_offset, x_runs, shared);
+    } else {
+      LoadRuns<kElement, kElement>(p, x + x_offset, x_runs, shared);
+    }
+    __syncthreads();  // the tile is here
+    if (p.y_vector == 16) {
+      StoreRuns<kElement, 16>(p, y + y_offset, y_runs, shared, table);
+    } else if (kElement < 4 && p.y_vector == 4) {
+      StoreRuns < kElement,
+          kElement<4 ? 4 : kElement>(p, y + y_offset, y_runs, shared, table);
+    } else {
+      StoreRuns<kElement, kElement>(p, y + y_offset, y_runs, shared, table);
+    }
+  }
+}
+
+// Chooses the box and everything above.
+class PackedPlanner {
+ public:
+  PackedPlanner(const PermutePlan& plan, int element, int alignment)
+      : element_(element), alignment_(alignment) {
+    // y's axes, innermost first, in elements. A chunk of several elements is
+    // one more axis, innermost on both sides.
+    const int64_t per_chunk = plan.chunk / element;
+    if (per_chunk > 1) axes_[rank_++] = {per_chunk, 1, 1};
+    for (int d = plan.rank - 1; d >= 0; --d) {
+      axes_[rank_++] = {plan.dims[d].extent, plan.dims[d].x_stride * per_chunk,
+                        plan.dims[d].y_stride * per_chunk};
+    }
+    for (int d = 0; d < rank_; ++d) y_order_[d] = x_order_[d] = d;
+    std::sort(x_order_, x_order_ + rank_, [this](int a, int b) {
+      return axes_[a].x_stride < axes_[b].x_stride;
+    });
+    // 16 KB of elements, less where launching dominates, and no more than
+    // 2^13 of them, for the table's sake.
+    const int64_t tile_bytes = plan.size < kSmallBytes ? 1 << 12 : 1 << 14;
+    max_elements_ = std::min<int64_t>(tile_bytes / element, 1 << 13);
+  }
+
+  PackedParams Plan() {
+    // The longest runs whose box still fits.
+    int64_t run = max_elements_;
+    while (!ChooseBox(run)) run -= (run + 15) / 16;
+
+    PackedParams p = {};
+    p.element = element_;
+    int64_t tiles = 1, elements = 1;
+    for (int d = 0; d < rank_; ++d) {
+      elements *= box_[d];
+      const int64_t count = Count(d);
+      if (tiles > kMaxCount32 / count) return p;  // p.tiles == 0
+      tiles *= count;
+    }
+    p.elements = static_cast<uint32_t>(elements);
+    p.tiles = static_cast<uint32_t>(tiles);
+    for (int d = 0; d < rank_; ++d) {
+      if (Count(d) == 1) continue;
+      p.walk.Append(axes_[d].extent, box_[d], axes_[d].x_stride * element_,
+                    axes_[d].y_stride * element_);
+    }
+
+    // x's order of the box: what is left after the first axis that the box
+    // does not span counts runs, and the same for y.
+    int64_t position[kMaxRank + 1];
+    int64_t stride = 1;
+    for (int k = 0; k < rank_; ++k) {
+      position[x_order_[k]] = stride;
+      stride *= box_[x_order_[k]];
+    }
+    for (int k = 0; k < rank_; ++k) {
+      if (box_[k] == 1) continue;
+      p.order[p.rank++] = {FastDivider<uint32_t>(box_[k]),
+                           static_cast<uint32_t>(position[k])};
+    }
+    p.x_vector = PlanRuns(x_order_, &Axis::x_stride, p.x_run_dims,
+                          &p.x_run_rank, &p.x_runs, &p.x_run);
+    p.y_vector = PlanRuns(y_order_, &Axis::y_stride, p.y_run_dims,
+                          &p.y_run_rank, &p.y_runs, &p.y_run);
+    p.shared_bytes = static_cast<int>(
+        PackedShared(element_, p.elements, p.x_runs, p.y_runs).bytes);
+    return p;
+  }
+
+ private:
+  struct Axis {
+    int64_t extent, x_stride, y_stride;  // elements
+  };
+
+  int64_t Count(int d) const {
+    return (axes_[d].extent + box_[d] - 1) / box_[d];
+  }
+
+  // The smallest step along axis d that keeps 16-byte alignment on both
+  // sides, or 1 if the axis ends elsewhere anyway.
+  int64_t Granule(int d) const {
+    int64_t granule = 1;
+    for (int64_t stride : {axes_[d].x_stride, axes_[d].y_stride}) {
+      while (granule * stride * element_ % 16 != 0) granule *= 2;
+    }
+    return axes_[d].extent % granule == 0 ? granule : 1;
+  }
+
+  // Extends the box along `order` until it holds runs of `run` elements.
+  void Extend(const int* order, int64_t run) {
+    int64_t have = 1;
+    for (int k = 0; k < rank_ && have < run; ++k) {
+      const int d = order[k];
+      const int64_t extent = axes_[d].extent;
+      const int64_t need = (run + have - 1) / have;
+      int64_t step = extent;
+      if (need < extent) {
+        // Equal steps, so that the last one overlaps its neighbour little.
+        const int64_t count = (extent + need - 1) / need;
+        const int64_t granule = Granule(d);
+        step = (extent + count - 1) / count;
+        step = (step + granule - 1) / granule * granule;
+      }
+      box_[d] = std::max(box_[d], std::min(step, extent));
+      have *= box_[d];
+      if (box_[d] < extent) break;
+    }
+  }
+
+  bool ChooseBox(int64_t run) {
+    std::fill(box_, box_ + rank_, 1);
+    Extend(x_order_, run);
+    Extend(y_order_, run);
+    int64_t elements = 1;
+    for (int d = 0; d < rank_; ++d) {
+      if (box_[d] > max_elements_ / elements) return false;
+      elements *= box_[d];
+    }
+    // Short runs would need large tables of them: 8 bytes each.
+    int64_t x_run = RunLength(x_order_), y_run = RunLength(y_order_);
+    const int64_t runs = elements / x_run + elements / y_run;
+    return runs <= 2048;
+  }
+
+  int64_t RunLength(const int* order) const {
+    int64_t length = 1;
+    for (int k = 0; k < rank_; ++k) {
+      length *= box_[order[k]];
+      if (box_[order[k]] < axes_[order[k]].extent) break;
+    }
+    return length;
+  }
+
+  // The runs on one side; returns the bytes per access: all that decides an
+  // address must be a multiple.
+  int PlanRuns(const int* order, int64_t Axis::* stride,
+               PackedParams::Run* dims, int* rank, uint32_t* runs,
+               FastDivider<uint32_t>* accesses) const {
+    const int64_t length = RunLength(order);
+    int64_t bits = alignment_ | length * element_;
+    int64_t inside = 1;
+    *runs = 1;
+    for (int k = 0; k < rank_; ++k) {
+      const int d = order[k];
+      const int64_t bytes = axes_[d].*stride * element_;
+      if (Count(d) > 1) {
+        bits |= box_[d] * bytes | (axes_[d].extent - box_[d]) * bytes;
+      }
+      inside *= box_[d];
+      if (inside > length && box_[d] > 1) {
+        bits |= bytes;
+        dims[(*rank)++] = {FastDivider<uint32_t>(box_[d]), bytes};
+        *runs *= static_cast<uint32_t>(box_[d]);
+      }
+    }
+    const int64_t aligned = bits & -bits;
+    const int vector = aligned >= 16                  ? 16
+                       : element_ < 4 && aligned >= 4 ? 4
+                                                      : element_;
+    *accesses = FastDivider<uint32_t>(
+        static_cast<uint32_t>(length * element_ / vector));
+    return vector;
+  }
+
+  int element_;
+  int64_t alignment_;
+  int64_t max_elements_;
+  int rank_ = 0;
+  Axis axes_[kMaxRank + 1];
+  int x_order_[kMaxRank + 1], y_order_[kMaxRank + 1];
+  int64_t box_[kMaxRank + 1];
+};
+
+}  // namespace jax_layout
+
+#endif  // JAX_LAYOUT_CUDA_PERMUTE_PACKED_CUH_

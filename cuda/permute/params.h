@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the host plans once and each permute kernel receives by value: plain
+// structures, each below the 4 KB of kernel arguments. Strides and offsets are
+// bytes.
+#ifndef JAX_LAYOUT_CUDA_PERMUTE_PARAMS_H_
+#define JAX_LAYOUT_CUDA_PERMUTE_PARAMS_H_
+
+#include <cstdint>
+
+#include "core/permute/plan.h"
+#include "cuda/fast_division.cuh"
+
+namespace jax_layout {
+
+// Below this size the launch dominates: smaller blocks, so that one wave
+// reaches every multiprocessor.
+inline constexpr int64_t kSmallBytes = 1 << 20;
+
+// Counts below this are handled in 32 bits. The slack keeps a partial block
+// past the end below 2^31 too, as FastDivider<uint32_t> requires.
+inline constexpr int64_t kMaxCount32 = (int64_t{1} << 31) - (1 << 16);
+
+// One axis of a walk: `count` positions, `step` coordinates apart, the last of
+// them pulled back to `last` so that a whole step fits.
+template <typename UInt>
+struct WalkDim {
+  FastDivider<UInt> count;
+  uint32_t step = 1;
+  int64_t last = 0;
+  int64_t x_stride = 0;
+  int64_t y_stride = 0;
+};
+
+// From a linear index (fastest axis first) to an offset in x and one in y.
+template <typename UInt>
+struct Walk {
+  int rank = 0;
+  WalkDim<UInt> dims[kMaxRank + 1];
+
+  void Append(int64_t extent, int64_t step, int64_t x_stride,
+              int64_t y_stride) {
+    WalkDim<UInt>& dim = dims[rank++];
+    dim.count = FastDivider<UInt>((extent + step - 1) / step);
+    dim.step = static_cast<uint32_t>(step);
+    dim.last = extent - step;
+    dim.x_stride = x_stride;
+    dim.y_stride = y_stride;
+  }
+
+  __host__ __device__ void Locate(UInt index, int64_t* x, int64_t* y) const {
+    *x = *y = 0;
+    for (int d = 0; d < rank; ++d) {
+      const WalkDim<UInt>& dim = dims[d];
+      const UInt rest = dim.count.Quotient(index);
+      int64_t at =
+          static_cast<int64_t>(index - rest * dim.count.divisor) * dim.step;
+      at = at < dim.last ? at : dim.last;
+      *x += at * dim.x_stride;
+      *y += at * dim.y_stride;
+      index = rest;
+    }
+  }
+};
+
+struct CopyParams {
+  int unit;  // bytes per access
+  int64_t size;
+};
+
+// UInt holds the count of units, below half its range.
+template <typename UInt>
+struct RowsParams {
+  int unit;  // bytes per access
+  int threads;
+  UInt units;                // in y
+  UInt rows;                 // in y
+  FastDivider<UInt> length;  // units of a row
+  Walk<UInt> walk;           // over rows, in the order of y
+};
+
+// Within a slice, y[j, i] = x[i, j], both with contiguous last axis.
+struct TileParams {
+  int element;  // bytes
+  int vector;   // bytes per access
+  int edge;     // elements along each side of a tile
+  int64_t i_extent, j_extent;
+  int64_t x_row, y_row;  // from i to i + 1 in x, from j to j + 1 in y
+  uint32_t tiles;
+  FastDivider<uint32_t> i_tiles, j_tiles;
+  Walk<uint32_t> slices;
+};
+
+// A tile of at most 2^13 elements has at most 13 axes longer than 1.
+inline constexpr int kMaxTileRank = 13;
+
+struct PackedParams {
+  // Mixed radix, fastest first, and what one step adds to a position in
+  // shared memory (in elements) or to an offset in x or y.
+  struct Order {
+    FastDivider<uint32_t> extent;
+    uint32_t stride;
+  };
+  struct Run {
+    FastDivider<uint32_t> extent;
+    int64_t stride;
+  };
+
+  int element;             // bytes
+  int x_vector, y_vector;  // bytes per access
+  uint32_t elements;       // of a tile
+  uint32_t tiles;
+  uint32_t x_runs, y_runs;             // contiguous runs of a tile
+  FastDivider<uint32_t> x_run, y_run;  // accesses per run
+  int shared_bytes;
+  int rank, x_run_rank, y_run_rank;
+  Order order[kMaxTileRank];
+  Run x_run_dims[kMaxTileRank], y_run_dims[kMaxTileRank];
+  Walk<uint32_t> walk;  // over tiles
+};
+
+}  // namespace jax_layout
+
+#endif  // JAX_LAYOUT_CUDA_PERMUTE_PARAMS_H_

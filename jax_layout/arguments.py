@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several operators ask of their arguments."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+
+def arrays(name: str, **given: Any) -> list[Array]:
+    for argument, x in given.items():
+        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+            raise TypeError(
+                f"{name}: {argument} must be an array, got {type(x).__name__}."
+            )
+    # A traced array as it is: only it remembers its memory format.
+    return [x if isinstance(x, Array) else jnp.asarray(x) for x in given.values()]
+
+
+def scalar(name: str, argument: str, value: Any, dtype: np.dtype) -> Any:
+    """A Python number that fits the dtype, or an array of shape ()."""
+    integral = jnp.issubdtype(dtype, jnp.integer)
+    real = not jnp.issubdtype(dtype, jnp.complexfloating)
+    if isinstance(value, Array | np.ndarray):
+        value = jnp.asarray(value)
+        kind = value.dtype
+        if value.shape != ():
+            raise ValueError(
+                f"{name}: {argument} must be a number, got shape {value.shape}."
+            )
+    elif isinstance(value, numbers.Number | np.generic):
+        value = value.item() if isinstance(value, np.generic) else value
+        kind = np.dtype(int if isinstance(value, bool) else type(value))
+    else:
+        raise TypeError(
+            f"{name}: {argument} must be a number, got {type(value).__name__}."
+        )
+    if integral and not jnp.issubdtype(kind, jnp.integer):
+        raise TypeError(
+            f"{name}: for integer arrays {argument} must be an integer, got {value}."
+        )
+    if real and jnp.issubdtype(kind, jnp.complexfloating):
+        raise TypeError(
+            f"{name}: for real arrays {argument} must be real, got {value}."
+        )
+    if isinstance(value, Array):
+        return value.astype(accumulator(dtype))
+    if integral:
+        return int(value)
+    return float(value) if real else complex(value)
+
+
+def accumulator(dtype: Any) -> np.dtype:
+    """The dtype in which products of a dtype are summed."""
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        return np.dtype(np.float32)
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 32:
+        return np.dtype(np.int32)
+    return np.dtype(dtype)
+
+
+def placement(aval: Any) -> Any:
+    """The sharding of a value on an Explicit mesh, else None."""
+    sharding = aval.sharding
+    return None if sharding is None or sharding.mesh.empty else sharding

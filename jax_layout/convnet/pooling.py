@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pooling in one, two or three dimensions, in the memory format of the input.
+
+A window's maximum is the maximum of its rows' maxima, and a sum goes the same way:
+one spatial axis after the other, at a cost of k + k instead of k * k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from jax_layout.convnet.windows import Window, counts, max_along, sum_along
+from jax_layout.formats.physical import array, floating, sizes, whole, wide
+from jax_layout.formats.tags import formatted, store
+
+
+@formatted
+def max_pool(
+    x: ArrayLike,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> Array:
+    """The maximum of each window; NaN if there is one in it.
+
+    Args:
+      x: shape `(N, C, *spatial)` with one to three spatial dimensions. A kernel_size
+        that is a tuple of as many numbers as x has dimensions but one tells that x
+        is unbatched, `(C, *spatial)`.
+      kernel_size: extent of a window, a number or one per spatial dimension.
+      stride: from window to window; kernel_size if left out.
+      padding: on either side, with values below all others; half a window at most.
+      dilation: from element to element of a window.
+      ceil_mode: whether a last window that does not fit counts, as far as it reaches.
+
+    Returns:
+      shape `(N, C, *spatial)`, dtype and memory format of `x`. The gradient goes to
+      the first maximum of a window.
+
+    Raises:
+      TypeError: if x is no array of real numbers.
+      ValueError: if shapes or numbers do not fit.
+
+    Source: `torch.nn.functional.max_pool1d`, `max_pool2d` and `max_pool3d`.
+
+    >>> max_pool(jnp.arange(16.0).reshape(1, 1, 4, 4), 2)[0, 0].tolist()
+    [[5.0, 7.0], [13.0, 15.0]]
+    """
+    x = array("max_pool", x)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating) or x.dtype == bool:
+        raise TypeError(f"max_pool: x must hold real numbers, got {x.dtype}.")
+    dims, windows = _windows(
+        "max_pool", x, kernel_size, stride, padding, dilation, ceil_mode
+    )
+    physical, format = whole(x, dims)
+    # The last axis first: of equal elements the first in row-major order is chosen.
+    for dim, window in reversed(list(zip(dims, windows, strict=True))):
+        physical = max_along(physical, format.axes(dim)[0], window)
+    return store(physical, format)
+
+
+@formatted
+def avg_pool(
+    x: ArrayLike,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Array:
+    """The mean of each window.
+
+    Args:
+      x: shape `(N, C, *spatial)`, or `(C, *spatial)`: see `max_pool`.
+      kernel_size: extent of a window, a number or one per spatial dimension.
+      stride: from window to window; kernel_size if left out.
+      padding: zeros on either side; half a window at most.
+      ceil_mode: whether a last window that does not fit counts, as far as it reaches.
+      count_include_pad: whether the zeros count as elements.
+      divisor_override: what to divide the sums by instead of their elements' number.
+
+    Returns:
+      shape `(N, C, *spatial)`, dtype and memory format of `x`; summed in float32 for
+      16-bit types.
+
+    Raises:
+      TypeError: if x is no floating-point array.
+      ValueError: if shapes or numbers do not fit.
+
+    Source: `torch.nn.functional.avg_pool1d`, `avg_pool2d` and `avg_pool3d`.
+
+    >>> avg_pool(jnp.arange(16.0).reshape(1, 1, 4, 4), 2)[0, 0].tolist()
+    [[2.5, 4.5], [10.5, 12.5]]
+    """
+    x = floating("avg_pool", x)
+    dims, windows = _windows("avg_pool", x, kernel_size, stride, padding, 1, ceil_mode)
+    if divisor_override == 0:
+        raise ValueError("avg_pool: divisor_override must not be 0.")
+    physical, format = whole(x, dims)
+    total = physical.astype(wide(x.dtype))
+    for dim, window in zip(dims, windows, strict=True):
+        total = sum_along(total, format.axes(dim)[0], window)
+    if divisor_override is not None:
+        return store((total / divisor_override).astype(x.dtype), format)
+    divisor = 1
+    for dim, window in zip(dims, windows, strict=True):
+        held = counts(window, count_include_pad)
+        if (held == held[0]).all():
+            divisor *= int(held[0])
+        else:
+            shape = [1] * physical.ndim
+            shape[format.axes(dim)[0]] = held.size
+            total = total / held.reshape(shape).astype(total.dtype)
+    return store((total / divisor).astype(x.dtype), format)
+
+
+@formatted
+def adaptive_avg_pool(
+    x: ArrayLike, output_size: int | None | Sequence[int | None]
+) -> Array:
+    """The mean of each window, of windows that make a result of a given size.
+
+    Args:
+      x: shape `(N, C, *spatial)`, or `(C, *spatial)`: see `max_pool`.
+      output_size: a number, or one per spatial dimension; None keeps the extent.
+
+    Returns:
+      shape `(N, C, *output_size)`, dtype and memory format of `x`; summed in float32
+      for 16-bit types.
+
+    Raises:
+      TypeError: if x is no floating-point array.
+      ValueError: if sizes do not fit.
+
+    Source: `torch.nn.functional.adaptive_avg_pool1d` to `adaptive_avg_pool3d`.
+
+    >>> adaptive_avg_pool(jnp.arange(6.0).reshape(1, 1, 6), 4)[0, 0].tolist()
+    [0.5, 1.5, 3.5, 4.5]
+    """
+    x = floating("adaptive_avg_pool", x)
+    dims, out = _output_size("adaptive_avg_pool", x, output_size)
+    physical, format = whole(x, dims)
+    y = physical.astype(wide(x.dtype))
+    for dim, size in zip(dims, out, strict=True):
+        y = _adaptive(y, format.axes(dim)[0], size, jnp.mean)
+    return store(y.astype(x.dtype), format)
+
+
+@formatted
+def adaptive_max_pool(
+    x: ArrayLike, output_size: int | None | Sequence[int | None]
+) -> Array:
+    """The maximum of each window, of windows that make a result of a given size.
+
+    Args:
+      x: shape `(N, C, *spatial)`, or `(C, *spatial)`: see `max_pool`.
+      output_size: a number, or one per spatial dimension; None keeps the extent.
+
+    Returns:
+      shape `(N, C, *output_size)`, dtype and memory format of `x`. The gradient goes
+      to the first maximum of a window.
+
+    Raises:
+      TypeError: if x is no floating-point array.
+      ValueError: if sizes do not fit.
+
+    Source: `torch.nn.functional.adaptive_max_pool1d` to `adaptive_max_pool3d`.
+
+    >>> adaptive_max_pool(jnp.arange(6.0).reshape(1, 1, 6), 4)[0, 0].tolist()
+    [1.0, 2.0, 4.0, 5.0]
+    """
+    x = floating("adaptive_max_pool", x)
+    dims, out = _output_size("adaptive_max_pool", x, output_size)
+    physical, format = whole(x, dims)
+    for dim, size in reversed(list(zip(dims, out, strict=True))):
+        physical = _adaptive(physical, format.axes(dim)[0], size, _first_of)
+    return store(physical, format)
+
+
+def _spatial(name: str, x: Array, sizes: Any) -> list[int]:
+    """The spatial dimensions: all but N and C, or but C for as many sizes."""
+    given = x.ndim - 2 if np.ndim(sizes) == 0 else len(sizes)
+    if given not in (1, 2, 3) or x.ndim - given not in (1, 2):
+        raise ValueError(
+            f"{name}: x must have one to three spatial dimensions after N and C, or "
+            f"after C, got shape {x.shape} and sizes {sizes}."
+        )
+    return list(range(x.ndim - given, x.ndim))
+
+
+def _windows(
+    name: str,
+    x: Array,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+) -> tuple[list[int], list[Window]]:
+    dims = _spatial(name, x, kernel_size)
+    rank = len(dims)
+    kernel = sizes(name, "kernel_size", kernel_size, rank, 1)
+    strides = kernel if stride is None else sizes(name, "stride", stride, rank, 1)
+    pads = sizes(name, "padding", padding, rank, 0)
+    dilations = sizes(name, "dilation", dilation, rank, 1)
+    windows = []
+    for dim, k, s, p, d in zip(dims, kernel, strides, pads, dilations, strict=True):
+        n, reach = x.shape[dim], (k - 1) * d + 1
+        if p > reach // 2:
+            raise ValueError(
+                f"{name}: padding must be half a window at most, got padding={p} for "
+                f"kernel_size={k} and dilation={d}."
+            )
+        room = n + 2 * p - reach
+        if room < 0:
+            raise ValueError(
+                f"{name}: a window must fit into the padded input, got kernel_size={k}"
+                f", dilation={d} and padding={p} for x of shape {x.shape}."
+            )
+        out = -(-room // s) + 1 if ceil_mode else room // s + 1
+        if (out - 1) * s >= n + p:  # the last window must not start in the padding
+            out -= 1
+        high = (out - 1) * s + reach - p - n
+        windows.append(Window(k, s, d, p, high, p, n, out))
+    return dims, windows
+
+
+def _output_size(name: str, x: Array, given: Any) -> tuple[list[int], tuple[int, ...]]:
+    dims = _spatial(name, x, given)
+    if np.ndim(given) == 0:
+        given = (given,) * len(dims)
+    wanted = [x.shape[d] if n is None else n for d, n in zip(dims, given, strict=True)]
+    if any(x.shape[dim] == 0 for dim in dims):
+        raise ValueError(
+            f"{name}: spatial dimensions must not be empty, got shape {x.shape}."
+        )
+    return dims, sizes(name, "output_size", wanted, len(dims), 0)
+
+
+def _adaptive(x: Array, axis: int, out: int, reduce: Any) -> Array:
+    """Reduces windows [floor(j n / out), ceil((j + 1) n / out)) along an axis."""
+    n = x.shape[axis]
+    if out and n % out == 0:
+        shape = (*x.shape[:axis], out, n // out, *x.shape[axis + 1 :])
+        return reduce(x.reshape(shape), axis=axis + 1)
+    if not out:
+        return lax.slice_in_dim(x, 0, 0, axis=axis)
+    parts = [
+        reduce(
+            lax.slice_in_dim(x, j * n // out, -(-(j + 1) * n // out), axis=axis),
+            axis=axis,
+            keepdims=True,
+        )
+        for j in range(out)
+    ]
+    return lax.concatenate(parts, axis)
+
+
+def _first_of(x: Array, axis: int, keepdims: bool = False) -> Array:
+    """The maximum, with its gradient at the first of equal elements."""
+    chosen = jnp.argmax(lax.stop_gradient(x), axis, keepdims=True)
+    here = lax.broadcasted_iota(chosen.dtype, x.shape, axis) == chosen
+    return jnp.where(here, x, jnp.zeros_like(x)).sum(axis, keepdims=keepdims)

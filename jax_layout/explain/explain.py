@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where memory order costs time in a program, before and after XLA compiled it.
+
+The jaxpr tells what the program asks for and which values are tagged with a memory
+format (traced.py); the compiled HLO what is left of it and what XLA added
+(compiled.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Format, Layout
+from jax.sharding import SingleDeviceSharding
+
+from jax_layout.explain import compiled, hlo, traced
+from jax_layout.explain.report import Report
+
+
+def explain(
+    f: Callable[..., Any], *, platform: str | None = None
+) -> Callable[..., Report]:
+    """Reports every transpose, copy and relayout of a function, and what they cost.
+
+    The function is compiled, not run. See docs/explain.md.
+
+    Args:
+      f: function of arrays; one that `jax.jit` returned keeps its static arguments,
+        donations and shardings.
+      platform: "cpu" or "cuda"; left out, that of the arguments. For "cuda" without
+        a GPU the program is compiled for an H100, for which jax's CUDA plugin must
+        be installed.
+
+    Returns:
+      the function of f's arguments that returns the `Report`. Arrays may be given
+      as `jax.ShapeDtypeStruct`.
+
+    Raises:
+      ValueError: if the platform is another.
+      RuntimeError: if the platform cannot be compiled for here.
+
+    >>> report = explain(lambda x: jnp.sin(x).T)(jnp.ones((512, 256), "float32"))
+    >>> [(r.kind, r.bytes) for r in report.reorders if r.stage == "jaxpr"]
+    [('transpose', 1048576)]
+    """
+    if platform not in (None, "cpu", "cuda"):
+        raise ValueError(f"explain: platform must be cpu or cuda, got {platform!r}.")
+
+    def run(*args: Any, **kwargs: Any) -> Report:
+        return _explain(f, platform, args, kwargs)
+
+    return run
+
+
+def _explain(f: Any, platform: str | None, args: Any, kwargs: Any) -> Report:
+    device = _device(platform, jax.tree.leaves((args, kwargs)))
+    jaxpr, text = _compile(f, device if platform else None, args, kwargs)
+    name = "cuda" if device.platform in ("gpu", "cuda") else device.platform
+    program = traced.analyse(jaxpr, name)
+    bandwidth, peak, roofline = _machine(device)
+    findings = compiled.analyse(
+        hlo.parse(text), name, program.transposes, bandwidth, peak
+    )
+    original = _original(f)
+    return Report(
+        function=getattr(f, "__name__", type(f).__name__),
+        platform=name,
+        device=device.device_kind,
+        reorders=(*program.reorders, *findings.reorders),
+        products=tuple(findings.products),
+        values=(*program.tags, *findings.values),
+        warnings=tuple(dict.fromkeys((*program.warnings, *findings.warnings))),
+        bytes=findings.bytes,
+        flops=findings.flops,
+        bandwidth=bandwidth,
+        peak=peak,
+        roofline=roofline,
+        before=_explain(original, platform, args, kwargs) if original else None,
+    )
+
+
+# --- tracing and compiling
+
+
+def _device(platform: str | None, leaves: Sequence[Any]) -> Any:
+    if platform is None:
+        for x in leaves:
+            for device in getattr(getattr(x, "sharding", None), "device_set", ()):
+                return device
+        return jax.devices()[0]
+    try:
+        return jax.devices(platform)[0]
+    except RuntimeError:
+        if platform != "cuda":
+            raise
+        return _h100()
+
+
+@functools.cache
+def _h100() -> Any:
+    from jax.experimental import topologies
+
+    target = Path(__file__).with_name("h100_sxm.txtpb").read_text()
+    try:
+        return topologies.get_topology_desc(
+            "h100", platform="cuda", target_config=target, topology="1x1x1"
+        ).devices[0]
+    except Exception as error:  # of the plugin, of any type
+        raise RuntimeError(
+            "explain: there is no GPU, and to compile for an H100 without one takes "
+            "jax's CUDA plugin (pip install 'jax[cuda13]') and the environment "
+            "variable JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1, set before jax starts."
+        ) from error
+
+
+def _compile(f: Any, device: Any, args: Any, kwargs: Any) -> tuple[Any, str]:
+    """The jaxpr, and the text of the compiled program, for a device if one is given."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    arrays = [hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves]
+    if device is not None:
+        leaves = [
+            _placed(x, device) if array else x
+            for x, array in zip(leaves, arrays, strict=True)
+        ]
+        args, kwargs = jax.tree.unflatten(tree, leaves)
+    if hasattr(f, "trace"):  # of jax.jit
+        program = f.trace(*args, **kwargs)
+    elif all(arrays):
+        program = jax.jit(f).trace(*args, **kwargs)
+    else:
+
+        def call(*given: Any) -> Any:
+            rest = iter(given)
+            mixed = [
+                next(rest) if array else x
+                for x, array in zip(leaves, arrays, strict=True)
+            ]
+            args, kwargs = jax.tree.unflatten(tree, mixed)
+            return f(*args, **kwargs)
+
+        program = jax.jit(call).trace(
+            *(x for x, array in zip(leaves, arrays, strict=True) if array)
+        )
+    return program.jaxpr, program.lower().compile().as_text()
+
+
+def _placed(x: Any, device: Any) -> Any:
+    sharding = SingleDeviceSharding(device)
+    layout = getattr(getattr(x, "format", None), "layout", None)
+    if layout is not None:  # of an array that is in a format of its own
+        order = Layout(tuple(layout.major_to_minor))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=Format(order, sharding))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+
+def _original(f: Any) -> Any:
+    """What `optimize_layout` was given, or None if f is not of its making."""
+    while hasattr(f, "trace") and hasattr(f, "__wrapped__"):
+        f = f.__wrapped__
+    home = getattr(f, "__globals__", {}).get("__name__") or type(f).__module__
+    return (
+        getattr(f, "__wrapped__", None)
+        if home == "jax_layout.optimize.optimize"
+        else None
+    )
+
+
+# --- the machine
+
+
+@functools.cache
+def _machine(device: Any) -> tuple[float, float, str]:
+    """Bytes per second of a copy, flops per second of a GEMM, and where from."""
+    try:
+        bandwidth, peak = _measure(device)
+        source = "measured now (in float32)"
+    except Exception:  # a device of a topology runs nothing
+        bandwidth, peak = 3.35e12, 989e12
+        source = "from NVIDIA's data sheet of the H100 SXM (bfloat16)"
+    text = f"copies at {bandwidth / 1e9:.3g} GB/s, GEMMs at {peak / 1e9:.3g} GFLOP/s"
+    return bandwidth, peak, f"roofline: {text}, {source}"
+
+
+def _measure(device: Any) -> tuple[float, float]:
+    # Enough for a device that starts in microseconds: 64 MiB, or 1 GiB.
+    size, side = (1 << 24, 1024) if device.platform == "cpu" else (1 << 28, 8192)
+    with jax.default_device(device):
+        x = jnp.ones(size, jnp.float32)
+        a = jnp.ones((side, side), jnp.float32)
+        add = jax.jit(lambda x: x + 1, donate_argnums=0)
+        dot = jax.jit(lambda a: a @ a / side)
+        seconds = []
+        for function, value in ((add, x), (dot, a)):
+            best = math.inf
+            for _ in range(4):
+                value = jax.block_until_ready(value)
+                start = time.perf_counter()
+                value = jax.block_until_ready(function(value))
+                best = min(best, time.perf_counter() - start)
+            seconds.append(best)
+    return 2 * 4 * size / seconds[0], 2 * side**3 / seconds[1]

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds memory formats for a whole function, and runs it in them.
+
+`optimize_layout` traces a function to a jaxpr. Planning (plan.py) walks the
+equations once: convolutions anchor channels-last, primitives that do not care follow
+the largest operand that is not row-major, transposes and reshapes only rename what
+lies in memory, and the rest wants row-major operands (rules.py and
+convolution.py). Loops and other equations with jaxprs of their own are in
+control.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+from jax import Array
+
+from jax_layout import _compat
+from jax_layout.formats.annotations import FormattedArray
+from jax_layout.formats.memory_format import Channels, MemoryFormat, resolve, row_major
+from jax_layout.optimize.control import CONTROL
+from jax_layout.optimize.convolution import (
+    OWN_CONVOLUTIONS,
+    Anchor,
+    convolution,
+    own_convolution,
+)
+from jax_layout.optimize.plan import (
+    Equation,
+    NestedRule,
+    Plan,
+    Planner,
+    Value,
+    differentiates_weights,
+    emit,
+    original_bytes,
+    unsupported,
+)
+from jax_layout.optimize.rules import RULES, Formats, Step, dot_general
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutReport:
+    """What `optimize_layout` did with a function.
+
+    Attributes:
+      original_bytes: what the program's own transposes, and convolutions in another
+        order than XLA's, re-order, read and written, each times its trip count.
+      planned_bytes: what the plan re-orders instead.
+      optimized: whether the plan was taken; it is not if it moves more.
+      conversions: number of conversions in the plan.
+      barriers: how often each primitive without a rule got a converted operand.
+    """
+
+    original_bytes: int
+    planned_bytes: int
+    optimized: bool
+    conversions: int
+    barriers: dict[str, int]
+
+
+def _convolution(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
+    asked = planner.asked.get(eqn.invars[0])
+    pack = eqn.invars[1] in planner.packed
+    return convolution(eqn, formats, planner.anchor, planner.weights, asked, pack)
+
+
+def _own_convolution(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
+    asked = planner.asked.get(eqn.invars[0])
+    pack = eqn.invars[1] in planner.packed
+    return own_convolution(eqn, formats, planner.anchor, planner.weights, asked, pack)
+
+
+def _dot_general(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
+    return dot_general(eqn, formats, planner.keep_products)
+
+
+_NESTED: dict[str, NestedRule] = {
+    **CONTROL,
+    "conv_general_dilated": _convolution,
+    **dict.fromkeys(OWN_CONVOLUTIONS, _own_convolution),
+    "dot_general": _dot_general,
+}
+
+Policy = str | Channels | MemoryFormat | Callable[[str, tuple[int, ...], Any], Any]
+
+
+def anchor_of(policy: Policy, platform: str) -> Anchor | None:
+    """What a policy says of each convolution; None if it leaves all as they are."""
+    name = "optimize_layout"
+    if isinstance(policy, str) and policy == "auto":
+        # Other compilers than XLA:CPU assign the formats of convolutions themselves.
+        if platform != "cpu":
+            return None
+        policy = Channels.LAST
+    if callable(policy) and not isinstance(policy, Channels | MemoryFormat):
+        chosen = policy
+
+        def ask(shape: tuple[int, ...], dtype: Any) -> MemoryFormat | None:
+            format = chosen("conv_general_dilated", shape, dtype)
+            return None if format is None else resolve(name, format, len(shape))
+
+        return _without_blocks(ask)
+    fixed = policy
+    if not isinstance(fixed, str | Channels | MemoryFormat):
+        raise TypeError(
+            f"{name}: policy is 'auto', a memory format or a function, got {policy!r}."
+        )
+    if not isinstance(fixed, Channels) and fixed not in (
+        "channels_first",
+        "channels_last",
+    ):
+        # Names are of one rank; convolutions of another are left as they are.
+        known = MemoryFormat.named(fixed) if isinstance(fixed, str) else fixed
+        return _without_blocks(
+            lambda shape, dtype: known if known.ndim == len(shape) else None
+        )
+    return _without_blocks(lambda shape, dtype: resolve(name, fixed, len(shape)))
+
+
+def _without_blocks(
+    ask: Callable[[tuple[int, ...], Any], MemoryFormat | None],
+) -> Anchor:
+    def anchor(shape: tuple[int, ...], dtype: Any) -> MemoryFormat | None:
+        format = ask(shape, dtype)
+        if format is not None and format.permutation is None:
+            raise ValueError(
+                "optimize_layout: a policy's formats must be orders of the axes, "
+                f"without blocks, got {format}."
+            )
+        return format
+
+    return anchor
+
+
+def optimize_layout(
+    f: Callable[P, R], *, policy: Policy = "auto", platform: str | None = None
+) -> Callable[P, R]:
+    """Runs a function in the memory formats that re-order the fewest bytes.
+
+    The result has the signature, the results and the derivatives of `f`. Inside,
+    convolutions compute channels-last and on this package's kernels, what lies
+    between them stays in that format, transposes of the program's own become names
+    for what lies in memory already, products read their operands where they are,
+    and weights are converted before loops, not in them. If the plan would re-order
+    more bytes than the program does, the program runs as it is.
+
+    Args:
+      f: function of pytrees of arrays. Arguments that are not arrays are static.
+      policy: "auto" (channels-last convolutions on CPUs; on other platforms XLA
+        assigns their formats itself, and f is left alone), a memory format for
+        every convolution, or a function of the operator's name, the logical shape
+        `(N, C, *spatial)` of its input and the dtype, that returns one or None.
+        Formats asked for with `with_memory_format` come first.
+      platform: "cpu", "cuda", ...; the default backend's if left out.
+
+    Returns:
+      the function. Its `__wrapped__` is `f`, `layout_report(*args)` says what the
+      plan moves.
+
+    Raises:
+      TypeError: if policy is none of these.
+      ValueError: if a policy's format has blocks or another rank.
+
+    Source: the JIT part of PyTorch's RFC #19092; layout optimisers of TensorFlow
+    (grappler), ONNX Runtime and TVM Relax.
+
+    >>> import jax.numpy as jnp
+    >>> def net(x, w):
+    ...     y = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME")  # NCHW
+    ...     return jax.nn.relu(y).mean((2, 3))
+    >>> x, w = jnp.ones((2, 3, 8, 8)), jnp.ones((4, 3, 3, 3))
+    >>> jax.jit(optimize_layout(net))(x, w).shape
+    (2, 4)
+    """
+    if hasattr(f, "layout_report") and hasattr(f, "__wrapped__"):
+        f = f.__wrapped__  # once is enough
+    where = platform or jax.default_backend()
+    anchor_of(policy, where)  # its errors
+
+    @functools.wraps(f)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return run(trace(f, args, kwargs, policy, where))
+
+    def layout_report(*args: P.args, **kwargs: P.kwargs) -> LayoutReport:
+        """What the plan for these arguments, or their shapes, moves."""
+        return trace(f, args, kwargs, policy, where).report
+
+    call.layout_report = layout_report  # type: ignore[attr-defined]
+    return call
+
+
+@dataclasses.dataclass
+class Traced:
+    """A call of a function that has been traced and planned.
+
+    Attributes:
+      closed: its jaxpr.
+      arrays: what it is called with.
+      formats: in which these are.
+      rebuild: gives the function's result from the jaxpr's.
+      original: the call as it stands.
+      planner: that planned it; None if there is nothing to plan.
+      plan: None if the original runs.
+      report: what was decided.
+    """
+
+    closed: Any
+    arrays: list[Any]
+    formats: list[MemoryFormat]
+    rebuild: Callable[[list[Any]], Any]
+    original: Callable[[], Any]
+    planner: Planner | None
+    plan: Plan | None
+    report: LayoutReport
+
+
+def run(traced: Traced, formats: Sequence[MemoryFormat] | None = None) -> Any:
+    """The result of a call.
+
+    Args:
+      traced: the call.
+      formats: of the arrays in its result; row-major if left out.
+    """
+    avals = traced.closed.out_avals
+    if formats is None:
+        formats = [row_major(aval.ndim) for aval in avals]
+    if traced.plan is None:
+        leaves = [x for x in jax.tree.leaves(traced.original()) if is_array(x)]
+        values = [Value(x, row_major(x.ndim)) for x in leaves]
+    else:
+        values = [
+            Value(x, f) for x, f in zip(traced.arrays, traced.formats, strict=True)
+        ]
+        values = emit(traced.plan, values)
+    results = []
+    for value, aval, format in zip(values, avals, formats, strict=True):
+        with _compat.in_place_of(value.maker) if value.maker else nullcontext():
+            x = _compat.like(value.get(format), aval)
+        results.append(x if format.row_major else FormattedArray(x, format))
+    return traced.rebuild(results)
+
+
+def trace(
+    f: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    policy: Policy,
+    platform: str,
+    weights: bool = False,
+    ends: Sequence[MemoryFormat] | None = None,
+) -> Traced:
+    """Traces a call and plans it.
+
+    Args:
+      f: the function.
+      args: its arguments; arrays, or shapes and dtypes.
+      kwargs: the same.
+      policy: as in `optimize_layout`.
+      platform: the same, known.
+      weights: as in `Planner`.
+      ends: formats in which the results are wanted; row-major if left out.
+    """
+    anchor = anchor_of(policy, platform)
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_formatted)
+    places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+    formats = [
+        leaf.format if is_formatted(leaf) else row_major(len(leaf.shape))
+        for leaf in (leaves[i] for i in places)
+    ]
+    arrays = [
+        leaf.physical if is_formatted(leaf) else leaf
+        for leaf in (leaves[i] for i in places)
+    ]
+    logical = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_formatted(leaf) else leaf
+        for leaf in (leaves[i] for i in places)
+    ]
+    out: dict[str, Any] = {}
+
+    def function(*tracers: Array) -> list[Any]:
+        filled = list(leaves)
+        for i, x in zip(places, tracers, strict=True):
+            filled[i] = x
+        again, named = jax.tree.unflatten(tree, filled)
+        out["leaves"], out["tree"] = jax.tree.flatten(f(*again, **named))
+        return [x for x in out["leaves"] if is_array(x)]
+
+    def rebuild(results: list[Any]) -> Any:
+        rest = iter(results)
+        whole = [next(rest) if is_array(x) else x for x in out["leaves"]]
+        return jax.tree.unflatten(out["tree"], whole)
+
+    def original() -> Any:
+        plain = [leaf.logical() if is_formatted(leaf) else leaf for leaf in leaves]
+        again, named = jax.tree.unflatten(tree, plain)
+        return f(*again, **named)
+
+    closed = jax.make_jaxpr(function)(*logical)
+    total = original_bytes(closed.jaxpr)
+    traced = Traced(
+        closed,
+        arrays,
+        formats,
+        rebuild,
+        original,
+        None,
+        None,
+        LayoutReport(total, total, False, 0, {}),
+    )
+    if anchor is None:
+        return traced
+    problem = unsupported(closed.jaxpr)
+    if problem is not None:
+        eqn, why = problem
+        warnings.warn(
+            f"optimize_layout: {getattr(f, '__name__', f)} is left as it is, because "
+            f"an equation {why}: {_compat.describe(eqn)}.",
+            stacklevel=3,
+        )
+        return traced
+    anchors: list[Anchor | None] = [anchor]
+    if policy == "auto":
+        # Kernels of ours are worth a convolution even where it keeps its order.
+        anchors.append(anchor_of(Channels.FIRST, "cpu"))
+    for candidate in anchors:
+        assert candidate is not None
+        planner = Planner(candidate, RULES, _NESTED, weights=weights)
+        if weights and not differentiates_weights(closed.jaxpr):
+            planner.packed.update(planner.read_once(closed))
+        if ends is None:
+            ends = [row_major(aval.ndim) for aval in closed.out_avals]
+        plan = planner.plan(closed, formats, ends)
+        cost = plan.total()
+        cost.add(plan.result_cost(ends))
+        better = cost.bytes_moved <= total
+        traced.report = LayoutReport(
+            total, cost.bytes_moved, better, cost.conversions, dict(cost.barriers)
+        )
+        if better:
+            traced.plan, traced.planner = plan, planner
+            break
+    return traced
+
+
+def is_formatted(leaf: Any) -> bool:
+    return isinstance(leaf, FormattedArray)
+
+
+def is_array(leaf: Any) -> bool:
+    kinds = Array | np.ndarray | np.generic | jax.ShapeDtypeStruct | FormattedArray
+    return isinstance(leaf, kinds)

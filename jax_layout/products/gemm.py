@@ -1,0 +1,515 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The product of two arrays over any of their axes, read and written in place.
+
+`contract` is what every product of the package comes down to, `gemm_p` the
+primitive beneath it. The public functions are in matmul.py, einsum.py, linear.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.interpreters import ad
+from jax.lax import DotAlgorithmPreset, Precision
+from jax.typing import DTypeLike
+
+from jax_layout import _backends
+from jax_layout.arguments import accumulator, placement
+from jax_layout.op import Kernel, Op, define
+from jax_layout.permute import permute
+
+# What NVIDIA recommends for cuBLASLt on Hopper, and room to align it.
+_CUDA_WORKSPACE = (32 << 20) + 256
+
+
+def contract(
+    a: Any,
+    b: Any,
+    spec: str,
+    *,
+    c: Any = None,
+    alpha: complex = 1,
+    beta: complex = 1,
+    precision: Any = None,
+    dtype: DTypeLike | None = None,
+    out_sharding: Any = None,
+) -> Array:
+    """alpha * (a and b summed over their common axes) + beta * c.
+
+    Where the axes do not line up for a GEMM in place, the terms that are cheapest
+    to permute are permuted.
+
+    Args:
+      a: array.
+      b: array of a's dtype.
+      spec: the contraction, "bmk,bkn->bmn": every letter in two or three terms.
+      c: array of the result's shape and dtype.
+      alpha: number.
+      beta: number. Zero, c is not read; alpha zero, a and b are not.
+      precision: canonical (`_compat.canonical_precision`).
+      dtype: of the result; a's if left out.
+      out_sharding: as in `jax.lax.dot_general`.
+    """
+    dtype = np.dtype(a.dtype if dtype is None else dtype)
+    if beta == 0:
+        c = None
+    if alpha == 0:
+        like = _lax(a, b, spec=spec, alpha=1, beta=0, precision=precision,
+                    dtype=dtype, out_sharding=out_sharding)  # fmt: skip
+        return jnp.zeros_like(like) if c is None else (beta * c).astype(dtype)
+    x, w, y = terms(spec)
+    order = _order(spec, a.shape, b.shape, a.dtype.itemsize, dtype.itemsize)
+    x2, w2, y2 = order[:3]
+    if x2 != x:
+        a = permute(a, [x.index(label) for label in x2])
+    if w2 != w:
+        b = permute(b, [w.index(label) for label in w2])
+    if y2 != y:
+        new = [y.index(label) for label in y2]
+        c = None if c is None else permute(c, new)
+        out_sharding = _reorder(out_sharding, new)
+    out = gemm_p(
+        *((a, b) if c is None else (a, b, c)),
+        spec=f"{x2},{w2}->{y2}",
+        alpha=alpha,
+        beta=0 if c is None else beta,
+        precision=precision,
+        dtype=dtype,
+        out_sharding=out_sharding,
+    )
+    return out if y2 == y else permute(out, [y2.index(label) for label in y])
+
+
+def terms(spec: str) -> tuple[str, str, str]:
+    """The letters of both operands and of the result."""
+    operands, y = spec.split("->")
+    a, b = operands.split(",")
+    return a, b, y
+
+
+@functools.lru_cache(maxsize=4096)
+def _order(
+    spec: str,
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    operand_itemsize: int,
+    result_itemsize: int,
+) -> tuple[str, str, str, int]:
+    """The letters in the order that costs least, and the bytes it costs."""
+    native = _backends.module("cpu")
+    return native.gemm_order(spec, a, b, operand_itemsize, result_itemsize)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(spec: str, a: tuple[int, ...], b: tuple[int, ...]) -> dict[str, Any] | None:
+    return _backends.module("cpu").gemm_plan(spec, a, b)
+
+
+def _reorder(sharding: Any, axes: Sequence[int]) -> Any:
+    if sharding is None:
+        return None
+    spec = tuple(sharding.spec) + (None,) * (len(axes) - len(sharding.spec))
+    return sharding.update(spec=jax.P(*(spec[axis] for axis in axes)))
+
+
+# --- what can be seen of a plan
+
+
+@dataclasses.dataclass(frozen=True)
+class GemmPlan:
+    """How a contraction runs; see `explain_gemm`.
+
+    Attributes:
+      spec: the contraction, after any permutes.
+      permuted: the terms that are permuted, of "a", "b" and "y".
+      moved_bytes: read and written by these permutes, beyond the operands.
+      form: the library call in column-major terms, "TN", "NT", "NN" or "TT".
+      m: rows of the result.
+      n: columns of the result.
+      k: length of the sums.
+      lda: elements between rows of a, or columns where it is transposed.
+      ldb: the same of b.
+      ldy: the same of the result.
+      loops: extents of the axes that do not fit into m, n and k: the batch.
+      swapped: whether a and b change places, for a result that is transposed.
+    """
+
+    spec: str
+    permuted: tuple[str, ...]
+    moved_bytes: int
+    form: str
+    m: int
+    n: int
+    k: int
+    lda: int
+    ldb: int
+    ldy: int
+    loops: tuple[int, ...]
+    swapped: bool
+
+
+def explain_gemm(
+    spec: str,
+    a_shape: Sequence[int],
+    b_shape: Sequence[int],
+    dtype: DTypeLike = jnp.float32,
+) -> GemmPlan:
+    """How a contraction of two row-major arrays runs.
+
+    A column-major library sees a row-major matrix as its transpose, so the product
+    y = x @ w.T is its `w^T x`, a TN GEMM, without a transpose being written.
+
+    Args:
+      spec: two terms and a result, "bshd,bthd->bhst"; every letter is in two or
+        three of them.
+      a_shape: the extents of the first operand.
+      b_shape: the extents of the second operand.
+      dtype: of the operands and the result.
+
+    Returns:
+      the plan.
+
+    Raises:
+      ValueError: if the letters do not fit the shapes or each other.
+
+    >>> plan = explain_gemm("bshd,bthd->bhst", (8, 512, 16, 64), (8, 512, 16, 64))
+    >>> plan.form, plan.m, plan.n, plan.k, plan.loops, plan.moved_bytes
+    ('TN', 512, 512, 64, (8, 16), 0)
+    """
+    spec = spec.replace(" ", "")
+    a, b = tuple(a_shape), tuple(b_shape)
+    itemsize = np.dtype(dtype).itemsize
+    x, w, y, moved = _order(spec, a, b, itemsize, itemsize)
+    old = terms(spec)
+    shapes = [
+        tuple(shape[before.index(label)] for label in after)
+        for before, after, shape in zip(old, (x, w), (a, b), strict=False)
+    ]
+    plan = _plan(f"{x},{w}->{y}", *shapes)
+    assert plan is not None  # that is what the order is chosen for
+    first, second = plan["b"], plan["a"]  # y^T = b^T a^T
+    return GemmPlan(
+        spec=f"{x},{w}->{y}",
+        permuted=tuple(
+            name for name, p, q in zip("aby", old, (x, w, y), strict=True) if p != q
+        ),
+        moved_bytes=moved,
+        form="NT"[first["transposed"]] + "NT"[second["transposed"]],
+        **{size: plan[size] for size in "mnk"},
+        **{f"ld{name}": plan[name]["ld"] for name in "aby"},
+        loops=tuple(loop[0] for loop in plan["loops"]),
+        swapped=plan["swapped"],
+    )
+
+
+def tune_gemms(path: str | os.PathLike[str] | None = None, candidates: int = 8) -> None:
+    """Says how cuBLASLt's algorithms are chosen from now on, in this process.
+
+    Without it every product uses the first that cuBLASLt's heuristic names. With it,
+    the first call of a product times the heuristic's best `candidates` on its device,
+    and keeps the fastest. Algorithms differ in the order of their sums, so that other
+    choices give other last bits: a file makes them repeat from run to run, and
+    `candidates=1` never times anything, so that results are those of the file, or
+    of the heuristic's first.
+
+    What a CUDA graph captures cannot be timed there: call the product once on its
+    own. Products that have run already keep their choice. Products on CPUs are not
+    affected.
+
+    Args:
+      path: of a JSON file that holds a choice for each product, device and version
+        of cuBLASLt; read now if it exists, and written when a choice is made. None
+        keeps them in memory.
+      candidates: how many to time; 1 for none.
+
+    Raises:
+      ValueError: if candidates is less than 1, the file has other contents, or
+        cannot be written.
+
+    Source: `cublasLtMatmulAlgoGetHeuristic` in the cuBLAS manual.
+
+    >>> tune_gemms(candidates=1)
+    """
+    if candidates < 1:
+        raise ValueError(
+            f"tune_gemms: candidates must be at least 1, got {candidates}."
+        )
+    native = _backends.module("cuda")
+    if native is not None:
+        native.tune_gemms("" if path is None else os.fspath(path), candidates)
+
+
+# --- the primitive
+
+
+def _lax(
+    a: Array,
+    b: Array,
+    *c: Array,
+    spec: str,
+    alpha: complex,
+    beta: complex,
+    precision: Any,
+    dtype: np.dtype,
+    out_sharding: Any,
+) -> Array:
+    x, w, y = terms(spec)
+    batch = [label for label in y if label in x and label in w]
+    summed = [label for label in x if label in w and label not in y]
+    order = batch + [i for i in x + w if i in y and i not in batch]
+    plain = not c and alpha == 1
+    out = jax.lax.dot_general(
+        a,
+        b,
+        (
+            ([x.index(i) for i in summed], [w.index(i) for i in summed]),
+            ([x.index(i) for i in batch], [w.index(i) for i in batch]),
+        ),
+        precision=precision,
+        preferred_element_type=dtype if plain else accumulator(dtype),
+        out_sharding=_reorder(out_sharding, [y.index(i) for i in order]),
+    )
+    out = jax.lax.transpose(out, [order.index(label) for label in y])
+    if alpha != 1:
+        out = out * alpha
+    for addend in c:
+        out = out + beta * addend.astype(out.dtype)
+    return out.astype(dtype)
+
+
+def gemm_kernel(
+    platform: str,
+    a: Any,
+    b: Any,
+    *,
+    spec: str,
+    precision: Any,
+    dtype: np.dtype,
+    alpha: complex = 1,
+    beta: complex = 0,
+    activation: str | None = None,
+    bias: bool = False,
+    aux: bool = False,
+    sums: bool = False,
+    scales: int = 0,
+) -> Kernel | None:
+    """The FFI call for a product (core/gemm/ffi.cc); None where lax serves better."""
+    tf32 = _tf32(a.dtype, dtype, precision)
+    if a.size == 0 or b.size == 0 or tf32 is None:
+        return None
+    alike = a.dtype == b.dtype
+    if not alike and not scales:
+        return None
+    plan = _plan(spec, a.shape, b.shape)
+    if plan is None:
+        return None
+    # Along the columns of the result, which every loop shares.
+    if bias and (plan["swapped"] or any(b_step for _, _, b_step, _ in plan["loops"])):
+        return None
+    if sums and (plan["swapped"] or plan["loops"]):
+        return None
+    problem = {
+        "spec": spec,
+        "a_shape": np.array(a.shape, np.int64),
+        "b_shape": np.array(b.shape, np.int64),
+        "operand_type": a.dtype.name + ("" if alike else f",{b.dtype.name}"),
+        "result_type": dtype.name,
+        "alpha": np.array([alpha.real, alpha.imag], np.float64),
+        "beta": np.array([beta.real, beta.imag], np.float64),
+        "activation": activation or "none",
+        "derivative": "none",
+        "bias": bias,
+        "aux": aux,
+        "sums": sums,
+        "tf32": tf32,
+        "scales": scales,
+    }
+    if not _backends.runs_gemm(platform, problem):
+        return None
+    workspace = _CUDA_WORKSPACE if platform == "cuda" else 0
+    return Kernel(
+        problem | {"workspace": workspace > 0},
+        target="jax_layout_gemm",
+        aliases={2: 0} if beta != 0 else {},
+        workspace=workspace,
+    )
+
+
+def _tf32(operand: np.dtype, result: np.dtype, precision: Any) -> bool | None:
+    """Whether float32 may be rounded to TF32; None if the kernels cannot obey."""
+    if isinstance(precision, DotAlgorithmPreset):
+        float32 = np.dtype(np.float32)
+        obeyed = {
+            DotAlgorithmPreset.DEFAULT: True,
+            DotAlgorithmPreset.F32_F32_F32: operand == float32 == result,
+            DotAlgorithmPreset.TF32_TF32_F32: operand == float32 == result,
+            DotAlgorithmPreset.F64_F64_F64: operand == np.float64,
+            DotAlgorithmPreset.BF16_BF16_F32: operand == jnp.bfloat16,
+            DotAlgorithmPreset.F16_F16_F32: operand == np.float16,
+        }
+        if not obeyed.get(precision, False):
+            return None
+        return precision != DotAlgorithmPreset.F32_F32_F32
+    if precision is None:
+        return True
+    if isinstance(precision, tuple) and all(
+        isinstance(p, Precision) for p in precision
+    ):
+        return Precision.HIGHEST not in precision
+    return None
+
+
+def _kernel(platform: str, a: Any, b: Any, *c: Any, **params: Any) -> Kernel | None:
+    params.pop("out_sharding")
+    return gemm_kernel(platform, a, b, **params)
+
+
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    alpha: complex,
+    beta: complex,
+    **params: Any,
+) -> tuple[Any, Any]:
+    a, b, *_ = primals
+    da, db, *dc = tangents
+    y = gemm_p(*primals, alpha=alpha, beta=beta, **params)
+    dy = [beta * t for t in dc if not isinstance(t, ad.Zero)]
+    for t, operands in ((da, (da, b)), (db, (a, db))):
+        if not isinstance(t, ad.Zero):
+            dy = [gemm_p(*operands, *dy, alpha=alpha, beta=len(dy), **params)]
+    return y, dy[0]
+
+
+def _transpose(
+    ct: Any,
+    a: Any,
+    b: Any,
+    *c: Any,
+    spec: str,
+    alpha: complex,
+    beta: complex,
+    precision: Any,
+    dtype: np.dtype,
+    out_sharding: Any,
+) -> list[Any]:
+    x, w, y = terms(spec)
+
+    def cotangent(of: Any, left: Any, right: Any, spec: str) -> Any:
+        if not ad.is_undefined_primal(of):
+            return None
+        # A float32 cotangent of 16-bit operands is not rounded before the sum.
+        wide = jnp.promote_types(left.dtype, right.dtype)
+        return contract(
+            left.astype(wide),
+            right.astype(wide),
+            spec,
+            alpha=alpha,
+            precision=precision,
+            dtype=wide,
+            out_sharding=placement(of.aval),
+        ).astype(of.aval.dtype)
+
+    return [
+        cotangent(a, ct, b, f"{y},{w}->{x}"),
+        cotangent(b, ct, a, f"{y},{x}->{w}"),
+        *[beta * ct if ad.is_undefined_primal(i) else None for i in c],
+    ]
+
+
+def _batch(
+    operands: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    spec: str,
+    out_sharding: Any,
+    **params: Any,
+) -> tuple[Any, int]:
+    a, b, *c = operands
+    x, w, y = terms(spec)
+    mapped = [d is not None for d in dims]
+    if not any(mapped[:2]):  # only c is: one product serves all
+        beta = params.pop("beta")
+        out = contract(a, b, spec, **params, out_sharding=out_sharding)
+        return out + beta * jnp.moveaxis(c[0], dims[2], 0), 0
+    new = unused_letter(spec)
+    if mapped[0]:
+        x = x[: dims[0]] + new + x[dims[0] :]
+    if mapped[1]:
+        w = w[: dims[1]] + new + w[dims[1] :]
+    if out_sharding is not None:
+        out_sharding = out_sharding.update(spec=jax.P(None, *out_sharding.spec))
+    if c:
+        size = a.shape[dims[0]] if mapped[0] else b.shape[dims[1]]
+        params["c"] = (
+            jnp.moveaxis(c[0], dims[2], 0)
+            if mapped[2]
+            else jnp.broadcast_to(c[0], (size, *c[0].shape))
+        )
+    out = contract(a, b, f"{x},{w}->{new}{y}", **params, out_sharding=out_sharding)
+    return out, 0
+
+
+def unused_letter(spec: str) -> str:
+    return next(letter for letter in string.ascii_letters if letter not in spec)
+
+
+def _sharding(*avals: Any, spec: str, **params: Any) -> str:
+    x, w, y = (" ".join(term) for term in terms(spec))
+    return ", ".join([x, w] + [y] * (len(avals) - 2)) + " -> " + y
+
+
+def _in_parts(total: Any, a: Array, b: Array, *c: Array, **params: Any) -> Array:
+    """The addend is added once, not by every device."""
+    beta, dtype = params.pop("beta"), params.pop("dtype")
+    wide = accumulator(dtype)
+    out = total(gemm_p(a, b, beta=0, dtype=wide, **params))
+    for addend in c:
+        out = out + beta * addend.astype(wide)
+    return out.astype(dtype)
+
+
+# In the order of DType in core/dtype.h.
+GEMM_DTYPES = (
+    "float32 float64 bfloat16 float16 float8_e4m3fn float8_e5m2 int8 int32 "
+    "complex64 complex128"
+).split()
+
+gemm_p = define(
+    Op(
+        name="gemm",
+        lax=_lax,
+        kernel=_kernel,
+        jvp=_jvp,
+        transpose=_transpose,
+        batch=_batch,
+        sharding=_sharding,
+        in_parts=_in_parts,
+        dtypes=GEMM_DTYPES,
+    )
+)
+
+
+def save_gemms(prim: Any, *_: Any, **params: Any) -> bool:
+    """A policy for `jax.checkpoint` that keeps the results of products.
+
+    What `jax.checkpoint_policies.dots_saveable` is to `jax.lax.dot_general`, which
+    it includes.
+
+    >>> f = jax.checkpoint(lambda x, w: jnp.sin(contract(x, w, "mk,kn->mn")),
+    ...                    policy=save_gemms)
+    """
+    names = ("gemm", "linear", "scaled_gemm")
+    return prim.name in names or jax.checkpoint_policies.dots_saveable(
+        prim, *_, **params
+    )

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The hand-written CPU GEMMs as a C function, for tests without JAX.
+#include <immintrin.h>
+
+#include <vector>
+
+#include "core/gemm/problem.h"
+#include "cpu/gemm/amx/amx.h"
+#include "cpu/gemm/matvec/matvec.h"
+#include "tests/threads.h"
+
+using namespace jax_layout;
+
+extern "C" {
+
+// As tests/products/test_gemm_tiles.py declares it.
+struct Problem {
+  int64_t m, n, k;
+  int64_t a_transposed, a_ld, b_transposed, b_ld, y_ld;
+  int64_t num_loops;
+  int64_t loops[4][4];  // extent, stride of a, b, y
+  int64_t operands, result, activation, derivative;
+  int64_t bias, aux, sums;
+  double alpha, beta;
+};
+
+enum Method { kAmx, kMatvecAvx512, kMatvecAvx2, kMatvec };
+
+// Whether the processor has what the method needs.
+int HasMethod(int method) {
+  GemmProblem problem;
+  problem.operands = problem.result = DType::kBF16;
+  if (method == kAmx) return AmxSupports(problem);
+  if (method == kMatvecAvx512) return BestFloats() == Floats::kAvx512;
+  return BestFloats() != Floats::kNone;
+}
+
+// Whether the calling thread has no tiles configured; only with AMX.
+__attribute__((target("amx-tile"))) int TilesAtRest() {
+  alignas(64) char config[64];
+  _tile_storeconfig(config);
+  for (char byte : config) {
+    if (byte != 0) return 0;
+  }
+  return 1;
+}
+
+// 0 if y was written, 1 for an error, 2 if the method does not do it.
+int Gemm(int method, const Problem* p, int num_threads, const void* a,
+         const void* b, const void* bias, void* y, void* aux, void* sums) {
+  GemmProblem problem;
+  GemmPlan& plan = problem.plan;
+  plan.m = p->m;
+  plan.n = p->n;
+  plan.k = p->k;
+  plan.a = {p->a_transposed != 0, p->a_ld};
+  plan.b = {p->b_transposed != 0, p->b_ld};
+  plan.y = {false, p->y_ld};
+  for (int64_t l = 0; l < p->num_loops; ++l) {
+    const int64_t* loop = p->loops[l];
+    plan.loops.push_back({loop[0], loop[1], loop[2], loop[3]});
+  }
+  problem.operands = static_cast<DType>(p->operands);
+  problem.result = static_cast<DType>(p->result);
+  problem.activation = static_cast<Activation>(p->activation);
+  problem.derivative = static_cast<Activation>(p->derivative);
+  problem.bias = p->bias != 0;
+  problem.aux = p->aux != 0;
+  problem.sums = p->sums != 0;
+  problem.alpha = p->alpha;
+  problem.beta = p->beta;
+  const GemmBuffers buffers = {a, b, bias, y, aux, sums, nullptr, 0};
+  const Threads threads(num_threads);
+  if (method == kAmx) {
+    if (!AmxSupports(problem)) return 2;
+    return GemmAmx(problem, buffers, threads).ok() ? 0 : 1;
+  }
+  if (!MatvecSupports(problem)) return 2;
+  const Floats floats = method == kMatvecAvx512 ? Floats::kAvx512
+                        : method == kMatvecAvx2 ? Floats::kAvx2
+                                                : BestFloats();
+  return GemmMatvec(problem, buffers, threads, floats).ok() ? 0 : 1;
+}
+
+}  // extern "C"

@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hand-written CPU GEMMs without JAX, against NumPy in float64."""
+
+import ctypes
+import dataclasses
+import itertools
+import mmap
+import os
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from native import compile_library, sources
+
+SOURCES = sources(
+    "cpu/gemm/amx/*.cc",
+    "cpu/gemm/matvec/*.cc",
+    "cpu/floats.cc",
+    "tests/products/kernels/*.cc",
+)
+METHODS = ("amx", "matvec_avx512", "matvec_avx2")
+MATVEC = METHODS[1:]
+DTYPES = (np.float32, np.float64, ml_dtypes.bfloat16, np.float16)  # as in DType
+F32, _, BF16, F16 = DTYPES
+ACTIVATIONS = ("none", "relu", "gelu")
+EXTENTS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 129)
+PAGE = mmap.PAGESIZE
+GUARD = 0xA5
+
+
+class CProblem(ctypes.Structure):
+    _fields_ = [
+        *[(x, ctypes.c_int64) for x in ("m", "n", "k", "a_transposed", "a_ld")],
+        *[(x, ctypes.c_int64) for x in ("b_transposed", "b_ld", "y_ld")],
+        ("num_loops", ctypes.c_int64),
+        ("loops", (ctypes.c_int64 * 4) * 4),
+        *[(x, ctypes.c_int64) for x in ("operands", "result", "activation")],
+        *[(x, ctypes.c_int64) for x in ("derivative", "bias", "aux", "sums")],
+        ("alpha", ctypes.c_double),
+        ("beta", ctypes.c_double),
+    ]
+
+
+@dataclasses.dataclass
+class Case:
+    """A GEMM; `pad` is what ld has over the extent of a row."""
+
+    m: int
+    n: int
+    k: int
+    ta: bool = False
+    tb: bool = False
+    operands: type = BF16
+    result: type = BF16
+    alpha: float = 1.0
+    beta: float = 0.0
+    activation: str = "none"
+    derivative: str = "none"
+    bias: bool = False
+    aux: bool = False
+    sums: bool = False
+    pad: tuple = (0, 0, 0)
+    loops: tuple = ()  # (extent, stride of a, b, y)
+    lds: tuple = ()  # of a, b, y, in place of those from `pad`
+    threads: int = 2
+    seed: int = 0
+
+
+class Memory:
+    """An array that ends where a page that nobody may touch begins."""
+
+    def __init__(self, count, dtype, guarded):
+        itemsize = np.dtype(dtype).itemsize
+        size = max(1, count) * itemsize
+        pages = -(-size // PAGE) + 2
+        self.map = mmap.mmap(-1, pages * PAGE)
+        data = np.frombuffer(self.map, np.uint8)
+        data[:] = GUARD
+        start = (pages - 1) * PAGE - size if guarded else PAGE
+        self.around = (
+            data[:start],
+            data[start + count * itemsize : (pages - 1) * PAGE],
+        )
+        self.array = data[start : start + count * itemsize].view(dtype)
+        self.pointer = ctypes.c_void_p(data.ctypes.data + start)
+        self.last_page = ctypes.c_void_p(data.ctypes.data + (pages - 1) * PAGE)
+        libc = ctypes.CDLL(None)
+        assert libc.mprotect(self.last_page, ctypes.c_size_t(PAGE), 0) == 0
+
+    def intact(self):
+        return all((part == GUARD).all() for part in self.around)
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def gelu_derivative(x):
+    scale = np.sqrt(2 / np.pi)
+    t = np.tanh(scale * (x + 0.044715 * x**3))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * scale * (1 + 3 * 0.044715 * x**2)
+
+
+def view(array, step, rows, cols, transposed, ld):
+    """A matrix inside a flat array, as GemmMatrix describes it."""
+    if transposed:
+        return view(array, step, cols, rows, False, ld).T
+    return np.lib.stride_tricks.as_strided(
+        array[step:],
+        (rows, cols),
+        (ld * array.itemsize, array.itemsize),
+        writeable=True,
+    )
+
+
+def extent_of(rows, cols, ld, transposed):
+    major, minor = (cols, rows) if transposed else (rows, cols)
+    return 0 if 0 in (major, minor) else (major - 1) * ld + minor
+
+
+def check(library, method, case, guarded=False):
+    """Runs the case and compares with NumPy. False if the method declines."""
+    c = case
+    rng = np.random.default_rng(c.seed)
+    a_ld, b_ld, y_ld = c.lds or (
+        (c.m if c.ta else c.k) + c.pad[0],
+        (c.k if c.tb else c.n) + c.pad[1],
+        c.n + c.pad[2],
+    )
+    reach = [sum((x[0] - 1) * x[o] for x in c.loops) for o in (1, 2, 3)]
+    sizes = [
+        reach[0] + extent_of(c.m, c.k, a_ld, c.ta),
+        reach[1] + extent_of(c.k, c.n, b_ld, c.tb),
+        reach[2] + extent_of(c.m, c.n, y_ld, False),
+    ]
+    reads_aux = c.derivative != "none"
+    a, b = (Memory(size, c.operands, guarded) for size in sizes[:2])
+    y, aux = (Memory(sizes[2], c.result, guarded) for _ in range(2))
+    bias, sums = (Memory(size, c.result, guarded) for size in (c.n, c.m))
+    # What must not be read is NaN: the gaps between rows, y without beta, and
+    # the operands without alpha.
+    a.array[:] = b.array[:] = y.array[:] = np.nan
+    steps = [
+        [sum(i * x[o] for i, x in zip(index, c.loops, strict=True)) for o in (1, 2, 3)]
+        for index in itertools.product(*(range(x[0]) for x in c.loops))
+    ]
+    lefts = [view(a.array, x[0], c.m, c.k, c.ta, a_ld) for x in steps]
+    rights = [view(b.array, x[1], c.k, c.n, c.tb, b_ld) for x in steps]
+    if c.alpha:
+        for operand in (*lefts, *rights):
+            operand[:] = rng.standard_normal(operand.shape)
+    bias.array[:] = rng.standard_normal(c.n)
+    if c.beta:
+        y.array[:] = rng.standard_normal(sizes[2])
+    if reads_aux:
+        aux.array[:] = rng.standard_normal(sizes[2])
+    y_before, aux_before = y.array.copy(), aux.array.copy()
+
+    problem = CProblem(c.m, c.n, c.k, c.ta, a_ld, c.tb, b_ld, y_ld, len(c.loops))
+    for i, loop in enumerate(c.loops):
+        problem.loops[i][:] = loop
+    problem.operands = DTYPES.index(c.operands)
+    problem.result = DTYPES.index(c.result)
+    problem.activation = ACTIVATIONS.index(c.activation)
+    problem.derivative = ACTIVATIONS.index(c.derivative)
+    problem.bias, problem.aux, problem.sums = c.bias, c.aux, c.sums
+    problem.alpha, problem.beta = c.alpha, c.beta
+    null = ctypes.c_void_p()
+    code = library.Gemm(
+        METHODS.index(method),
+        ctypes.byref(problem),
+        c.threads,
+        a.pointer,
+        b.pointer,
+        bias.pointer if c.bias else null,
+        y.pointer,
+        aux.pointer if c.aux or reads_aux else null,
+        sums.pointer if c.sums else null,
+    )
+    if code == 2:
+        return False
+    assert code == 0
+    for memory in (a, b, y, aux, bias, sums):
+        assert memory.intact()
+
+    epsilon = {F32: 2e-7, BF16: 2**-8, F16: 2**-11}[c.result]
+    written = np.zeros(sizes[2], bool)
+    for (_, _, at), left, right in zip(steps, lefts, rights, strict=True):
+        left, right = left.astype(np.float64), right.astype(np.float64)
+        at = (at, c.m, c.n, False, y_ld)
+        z = c.alpha * (left @ right) if c.alpha else np.zeros((c.m, c.n))
+        slack = 3e-6
+        if c.alpha:
+            slack = 3e-6 * (abs(c.alpha) * (abs(left) @ abs(right)) + 1)
+        if c.beta:
+            z += c.beta * view(y_before, *at).astype(np.float64)
+        if c.bias:
+            z += bias.array.astype(np.float64)
+        if c.aux:
+            close(view(aux.array, *at), z, epsilon, slack)
+        if c.activation == "relu":
+            z = np.maximum(z, 0)
+        if c.activation == "gelu":
+            z = gelu(z)
+        if reads_aux:
+            saved = view(aux_before, *at).astype(np.float64)
+            z *= saved > 0 if c.derivative == "relu" else gelu_derivative(saved)
+        close(view(y.array, *at), z, epsilon, slack * 1.2)
+        view(written, *at)[:] = True
+        if c.sums:
+            close(sums.array, left.sum(1), epsilon, 3e-6 * (abs(left).sum(1) + 1))
+    # What lies between the rows of y is not ours.
+    assert (
+        y.array.view(f"u{y.array.itemsize}") == y_before.view(f"u{y.array.itemsize}")
+    )[~written].all()
+    if not c.aux:
+        assert aux.array.tobytes() == aux_before.tobytes()
+    return True
+
+
+def close(got, want, epsilon, slack):
+    error = abs(got.astype(np.float64) - want)
+    assert (error <= epsilon * abs(want) + slack).all(), error.max()
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    return ctypes.CDLL(
+        str(compile_library(tmp_path_factory.mktemp("kernels"), SOURCES))
+    )
+
+
+def need(library, method):
+    if not library.HasMethod(METHODS.index(method)):
+        pytest.skip(f"this processor, or system, has no {method.split('_')[-1]}")
+
+
+@pytest.fixture
+def amx(library):
+    """A function that checks a case on the AMX tiles."""
+    need(library, "amx")
+
+    def run(**case):
+        assert check(library, "amx", Case(**case), guarded=True)
+
+    return run
+
+
+@pytest.fixture(params=MATVEC)
+def matvec(request, library):
+    """A function that checks a case with a vector in it."""
+    need(library, request.param)
+
+    def run(**case):
+        assert check(library, request.param, Case(**case), guarded=True)
+
+    return run
+
+
+TRANSPOSES = list(itertools.product((False, True), repeat=2))
+transposes = pytest.mark.parametrize("ta, tb", TRANSPOSES)
+
+EPILOGUES = [
+    {"alpha": -0.5},
+    {"beta": 1.0},
+    {"alpha": 2.0, "beta": -0.25, "bias": True},
+    {"bias": True},
+    {"activation": "relu", "bias": True},
+    {"activation": "gelu", "bias": True},
+    {"activation": "gelu", "bias": True, "aux": True},
+    {"activation": "relu", "aux": True, "beta": 0.5},
+    {"aux": True},
+    {"derivative": "relu"},
+    {"derivative": "gelu", "alpha": 0.5, "beta": 1.0},
+    {"alpha": 0.0, "beta": 2.0, "bias": True},
+]
+epilogues = pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
+
+
+@transposes
+@pytest.mark.parametrize("m", EXTENTS)
+def test_sizes(amx, m, ta, tb):
+    for i, (n, k) in enumerate(itertools.product(EXTENTS, EXTENTS)):
+        result = (F32, BF16)[i % 2]
+        amx(m=m, n=n, k=k, ta=ta, tb=tb, result=result, threads=1 + i % 2)
+
+
+@transposes
+@pytest.mark.parametrize("result", [F32, BF16])
+@epilogues
+def test_epilogues(amx, epilogue, result, ta, tb):
+    for m, n, k in [(33, 65, 40), (7, 130, 64), (64, 64, 0), (70, 33, 1100)]:
+        amx(m=m, n=n, k=k, ta=ta, tb=tb, result=result, pad=(3, 1, 2), **epilogue)
+
+
+@transposes
+@pytest.mark.parametrize("result", [F32, BF16])
+def test_sums(amx, result, ta, tb):
+    for m, n, k in [(33, 65, 40), (1, 130, 64), (300, 700, 1100), (64, 32, 0)]:
+        amx(m=m, n=n, k=k, ta=ta, tb=tb, result=result, sums=True)
+
+
+# Past the sizes of blocks, of waiting sums and of non-temporal stores.
+@transposes
+@pytest.mark.parametrize(
+    "m, n, k",
+    [(600, 1100, 1000), (513, 530, 2100), (1100, 90, 1500), (2, 3000, 2500)],
+    ids=str,
+)
+def test_blocks(amx, m, n, k, ta, tb):
+    amx(m=m, n=n, k=k, ta=ta, tb=tb, threads=3)
+    amx(m=m, n=n, k=k, ta=ta, tb=tb, bias=True, beta=1.0, aux=True, result=F32)
+
+
+# Few rows by many columns: past a block of columns and of k, and parts of tiles.
+@pytest.mark.parametrize("ta", [False, True])
+@pytest.mark.parametrize("m", [2, 8, 15, 16, 17, 31, 32, 33, 47, 48])
+def test_streamed(amx, m, ta):
+    sizes = [(256, 64), (300, 200), (2081, 31), (1000, 0), (2048, 515), (4100, 260)]
+    for i, (n, k) in enumerate(sizes):
+        case = {"m": m, "n": n, "k": k, "ta": ta, "threads": 1 + i % 4}
+        amx(result=(F32, BF16)[i % 2], pad=(i % 3, i % 2, i), **case)
+    for case["n"], case["k"] in [(300, 65), (2500, 420)]:
+        amx(bias=True, beta=0.5, alpha=-1.0, activation="gelu", aux=True, **case)
+    amx(m=m, n=260, k=70, ta=ta, loops=((3, m * 70, 70 * 260, m * 260),))
+
+
+@pytest.mark.parametrize("form", ["streamed", "blocks"])
+def test_threads_do_not_change_results(library, form):
+    need(library, "amx")
+    m, n, k = {"streamed": (9, 3000, 200), "blocks": (70, 700, 700)}[form]
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(BF16) for shape in ((m, k), (k, n)))
+    results = []
+    for threads in (1, 2, 3, 8):
+        problem = CProblem(m, n, k, False, k, False, n, n, 0)
+        problem.operands = problem.result = DTYPES.index(BF16)
+        problem.alpha = 1
+        y = np.zeros((m, n), BF16)
+        a_, b_, y_ = (ctypes.c_void_p(x.ctypes.data) for x in (a, b, y))
+        null = ctypes.c_void_p()
+        assert not library.Gemm(
+            0, ctypes.byref(problem), threads, a_, b_, null, y_, null, null
+        )
+        results.append(y.tobytes())
+    assert len(set(results)) == 1
+
+
+@transposes
+def test_aligned_large_results(library, ta, tb):
+    need(library, "amx")
+    for m, n, k in [(1040, 2080, 288), (2048, 1024, 320), (64, 40000, 256)]:
+        for result in (F32, BF16):
+            case = Case(m=m, n=n, k=k, ta=ta, tb=tb, result=result)
+            assert check(library, "amx", case)
+
+
+@pytest.mark.parametrize(
+    "m, n, k", [(0, 5, 3), (5, 0, 3), (0, 0, 0), (3, 4, 0)], ids=str
+)
+def test_nothing(amx, m, n, k):
+    amx(m=m, n=n, k=k)
+
+
+@pytest.mark.parametrize("m, n, k", [(65, 33, 40), (17, 64, 64), (100, 129, 63)])
+@transposes
+def test_leading_dimensions(amx, m, n, k, ta, tb):
+    for pad in itertools.product((0, 5, 64), repeat=3):
+        amx(m=m, n=n, k=k, ta=ta, tb=tb, pad=pad)
+
+
+def attention(b, s, t, h, d):
+    """bshd,bthd->bhst and bhst,bthd->bshd."""
+    scores = {"m": s, "n": t, "k": d, "tb": True, "lds": (h * d, h * d, t)}
+    loops = (b, s * h * d, t * h * d, h * s * t), (h, d, d, s * t)
+    yield {**scores, "loops": loops}
+    values = {"m": s, "n": d, "k": t, "lds": (t, h * d, h * d)}
+    loops = (b, h * s * t, t * h * d, s * h * d), (h, s * t, d, d)
+    yield {**values, "loops": loops}
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 40, 65, 3, 64), (1, 128, 128, 4, 32), (3, 5, 7, 2, 9)]
+)
+@pytest.mark.parametrize("result", [F32, BF16])
+def test_attention(amx, sizes, result):
+    for case in attention(*sizes):
+        amx(result=result, **case)
+        amx(result=result, alpha=0.125, beta=1.0, **case)
+
+
+@transposes
+def test_loops(amx, ta, tb):
+    m, n, k = 33, 20, 50
+    a, b, y = m * k, k * n, m * n
+    amx(m=m, n=n, k=k, ta=ta, tb=tb, loops=((7, a, b, y),))
+    amx(m=m, n=n, k=k, ta=ta, tb=tb, loops=((3, 0, b, 2 * y), (2, a, 0, y)), bias=False)
+    amx(m=m, n=n, k=k, ta=ta, tb=tb, loops=((5, a, 0, y),), bias=True, aux=True)
+    amx(m=m, n=n, k=k, ta=ta, tb=tb, loops=((5, a, 0, y),), derivative="gelu")
+
+
+def test_tiles_are_given_back(library, amx):
+    """The pool's threads are not ours: others may use the tiles as well."""
+    amx(m=64, n=64, k=64, threads=1)
+    assert library.TilesAtRest()
+
+
+@pytest.mark.parametrize(
+    "operands, result", [(F32, F32), (BF16, BF16), (BF16, F32), (F16, F16)]
+)
+@transposes
+def test_vectors(matvec, operands, result, ta, tb):
+    for n, k in itertools.product((*EXTENTS, 1500), (0, *EXTENTS, 1500)):
+        case = {"operands": operands, "result": result, "ta": ta, "tb": tb}
+        matvec(m=1, n=n, k=k, **case)
+        matvec(m=n, n=1, k=k, pad=(2, 3, 1), **case)
+
+
+@pytest.mark.parametrize("operands, result", [(F32, F32), (BF16, BF16), (F16, F32)])
+@epilogues
+def test_vector_epilogues(matvec, operands, result, epilogue):
+    case = {"operands": operands, "result": result, **epilogue}
+    for tb in (False, True):
+        matvec(m=1, n=101, k=37, tb=tb, **case)
+        matvec(m=101, n=1, k=37, ta=tb, **case)
+        matvec(m=101, n=1, k=37, ta=tb, pad=(0, 0, 4), **case)
+        matvec(m=1, n=37, k=33, tb=tb, loops=((5, 33, 0, 37),), **case)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_special_values(library, activation):
+    """NaN and infinity come out as jax.nn has them."""
+    for method in METHODS:
+        if not library.HasMethod(METHODS.index(method)):
+            continue
+        x = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 0, -50, 50], F32)
+        rows = 1 if method != "amx" else 2
+        y = np.zeros((rows, 8), F32)
+        problem = CProblem(rows, 8, 1, False, 1, False, 8, 8, 0)
+        operands = F32 if method != "amx" else BF16
+        problem.operands, problem.result = DTYPES.index(operands), 0
+        problem.activation, problem.alpha = ACTIVATIONS.index(activation), 1
+        problem.bias = True
+        a, b = np.zeros((rows, 1), operands), np.zeros((1, 8), operands)
+        pointers = [ctypes.c_void_p(v.ctypes.data) for v in (a, b, x, y)]
+        null = ctypes.c_void_p()
+        method_id = METHODS.index(method)
+        assert not library.Gemm(
+            method_id, ctypes.byref(problem), 1, *pointers, null, null
+        )
+        with np.errstate(all="ignore"):
+            want = np.maximum(x, 0) if activation == "relu" else gelu(x)
+        want[x == -np.inf] = 0  # the limit
+        np.testing.assert_allclose(y[0], want, rtol=1e-6, atol=1e-6)
+
+
+def check_under_sanitizers(path):
+    """Runs, in a process with AddressSanitizer, on buffers of the exact size."""
+    library = ctypes.CDLL(path)
+    rng = np.random.default_rng(0)
+    methods = [x for x in METHODS if library.HasMethod(METHODS.index(x))]
+    for method, trial in itertools.product(methods, range(150)):
+        m, n, k = (int(x) for x in rng.choice(EXTENTS, 3))
+        if trial % 20 == 0:
+            m, n, k = 290, 700, 1090
+        if method != "amx":
+            m, n = ((1, n), (m, 1))[trial % 2]
+        ta, tb = TRANSPOSES[trial % 4]
+        result = (F32, BF16)[trial // 4 % 2]
+        epilogue = EPILOGUES[trial % len(EPILOGUES)]
+        pad = tuple(int(x) for x in rng.integers(0, 3, 3))
+        case = Case(m, n, k, ta, tb, BF16, result, pad=pad, **epilogue)
+        assert check(library, method, case, guarded=trial % 3 > 0), case
+
+
+def test_sanitizers(tmp_path):
+    path = compile_library(
+        tmp_path,
+        SOURCES,
+        "-fno-sanitize-recover=all",
+        "-fsanitize=address,undefined",
+    )
+    libasan = subprocess.run(
+        ["g++", "-print-file-name=libasan.so"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    done = subprocess.run(
+        [sys.executable, __file__, path],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "LD_PRELOAD": libasan.stdout.strip(),
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "OPENBLAS_NUM_THREADS": "1",
+        },
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+if __name__ == "__main__":
+    check_under_sanitizers(sys.argv[1])
