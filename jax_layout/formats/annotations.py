@@ -125,7 +125,7 @@ def with_memory_format(x: ArrayLike, memory_format: FormatLike) -> Array:
 
     Source: `Tensor.to(memory_format=...)` of PyTorch; the soft tag of its RFC #19092.
 
-    >>> x = with_memory_format(jnp.zeros((8, 3, 32, 32)), channels_last)
+    >>> x = with_memory_format(jnp.zeros((8, 3, 32, 32)), "channels_last")
     >>> x.shape, is_contiguous(x, "NHWC")
     ((8, 3, 32, 32), True)
     """
@@ -168,9 +168,9 @@ def is_contiguous(x: ArrayLike, memory_format: FormatLike = channels_first) -> b
       memory_format: as in `with_memory_format`.
 
     >>> x = jnp.zeros((8, 3, 32, 32))
-    >>> is_contiguous(x), is_contiguous(x, channels_last)
+    >>> is_contiguous(x), is_contiguous(x, "channels_last")
     (True, False)
-    >>> is_contiguous(x[:, :1], channels_last)
+    >>> is_contiguous(x[:, :1], "channels_last")
     True
     """
     x = _array("is_contiguous", x)
@@ -200,8 +200,8 @@ def full_like(
       dtype: of the result; `x`'s if left out.
       memory_format: `preserve`, or as in `with_memory_format`.
 
-    >>> x = with_memory_format(jnp.zeros((8, 3, 32, 32)), channels_last)
-    >>> is_contiguous(full_like(x, 2.0), channels_last)
+    >>> x = with_memory_format(jnp.zeros((8, 3, 32, 32)), "channels_last")
+    >>> is_contiguous(full_like(x, 2.0), "channels_last")
     True
     """
     return _like("full_like", x, fill_value, dtype, memory_format)

@@ -13,14 +13,14 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 import threading
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from native import ROOT, check_sanitized
+
 SANITIZED = bool(os.environ.get("JAX_LAYOUT_CUBLASLT_SANITIZED"))
 DTYPES = [
     np.dtype(t)
@@ -1040,26 +1040,5 @@ def test_the_check_for_devices_runs_here(library, tmp_path):
 
 @pytest.mark.skipif(SANITIZED, reason="this is that run")
 def test_everything_again_with_sanitizers():
-    runtime = subprocess.run(
-        ["g++", "-print-file-name=libasan.so"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
     arguments = "-m pytest -q -x -s --noconftest -p no:cacheprovider -p no:xdist"
-    done = subprocess.run(
-        [sys.executable, *arguments.split(), __file__],
-        check=False,
-        env=os.environ
-        | {
-            "JAX_LAYOUT_CUBLASLT_SANITIZED": "1",
-            "LD_PRELOAD": runtime,
-            # Python itself does not free everything.
-            "ASAN_OPTIONS": "detect_leaks=0",
-            "UBSAN_OPTIONS": "print_stacktrace=1",
-        },
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    check_sanitized(*arguments.split(), __file__, JAX_LAYOUT_CUBLASLT_SANITIZED="1")

@@ -14,7 +14,6 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
@@ -22,7 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from native import ROOT, check_sanitized, run_sanitized
+
 SANITIZED = bool(os.environ.get("JAX_LAYOUT_EMULATION_SANITIZED"))
 FORWARD, REVERSED = 0, 1  # thread orders; others seed a shuffle
 POISON = 0xCB
@@ -612,64 +612,24 @@ def test_fast_division(emulation):
 # -- once more, with sanitizers -----------------------------------------------
 
 
-def _sanitized(arguments):
-    library = subprocess.run(
-        ["g++", "-print-file-name=libasan.so"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
-    environment = os.environ | {
-        "JAX_LAYOUT_EMULATION_SANITIZED": "1",
-        "LD_PRELOAD": library,
-        # Python itself does not free everything.
-        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
-        "UBSAN_OPTIONS": "print_stacktrace=1",
-    }
-    return subprocess.run(
-        [sys.executable, *arguments],
-        check=False,
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-
-
 @pytest.mark.skipif(SANITIZED, reason="this is that run")
 def test_everything_again_with_sanitizers():
     _build(sanitized=True)
-    done = _sanitized(
-        [
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-s",
-            "--noconftest",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            str(__file__),
-        ]
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    arguments = "-m pytest -q -x -s --noconftest -p no:cacheprovider -p no:xdist"
+    check_sanitized(*arguments.split(), __file__, JAX_LAYOUT_EMULATION_SANITIZED="1")
 
 
 @pytest.mark.skipif(SANITIZED, reason="started from the other run")
 def test_sanitizer_shows_a_stray_write():
     library = _build(sanitized=True)
-    done = _sanitized(
-        [
-            "-c",
-            f"""
+    done = run_sanitized(
+        "-c",
+        f"""
 import ctypes
 malloc = ctypes.CDLL(None).malloc
 malloc.restype = ctypes.c_void_p
 ctypes.CDLL({str(library)!r}).planted(b"write", ctypes.c_void_p(malloc(64)), 0)
 """,
-        ]
     )
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr

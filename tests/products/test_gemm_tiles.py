@@ -5,15 +5,13 @@ import ctypes
 import dataclasses
 import itertools
 import mmap
-import os
-import subprocess
 import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from native import compile_library, sources
+from native import SANITIZERS, check_sanitized, compile_library, sources
 
 SOURCES = sources(
     "cpu/gemm/amx/*.cc",
@@ -477,30 +475,7 @@ def check_under_sanitizers(path):
 
 
 def test_sanitizers(tmp_path):
-    path = compile_library(
-        tmp_path,
-        SOURCES,
-        "-fno-sanitize-recover=all",
-        "-fsanitize=address,undefined",
-    )
-    libasan = subprocess.run(
-        ["g++", "-print-file-name=libasan.so"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    done = subprocess.run(
-        [sys.executable, __file__, path],
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "LD_PRELOAD": libasan.stdout.strip(),
-            "ASAN_OPTIONS": "detect_leaks=0",
-            "OPENBLAS_NUM_THREADS": "1",
-        },
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    check_sanitized(__file__, compile_library(tmp_path, SOURCES, *SANITIZERS))
 
 
 if __name__ == "__main__":
