@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "cpu/isa.h"
 #include "cpu/libraries.h"
 
 namespace jax_layout {
@@ -41,6 +42,34 @@ Onednn Open(const char* path, int* version) {
   return dnnl;
 }
 
+// The level in the library's terms. Processors with AVX-512 and without bf16
+// have VNNI, but for the first.
+dnnl_cpu_isa_t OnednnIsa(Isa isa) {
+  switch (isa) {
+    case Isa::kPortable:
+    case Isa::kNeon:
+      return dnnl_cpu_isa_sse41;
+    case Isa::kAvx2:
+      return dnnl_cpu_isa_avx2;
+    case Isa::kAvx512:
+      return dnnl_cpu_isa_avx512_core_vnni;
+    case Isa::kAvx512Bf16:
+      return dnnl_cpu_isa_avx512_core_bf16;
+    default:
+      return dnnl_cpu_isa_default;
+  }
+}
+
+// Whether the library keeps to MaxIsa(); it refuses if it has been used.
+bool Cap([[maybe_unused]] const Onednn& dnnl) {
+#ifdef __x86_64__
+  return MaxIsa() == Isa::kAmx ||
+         dnnl.set_max_cpu_isa(OnednnIsa(MaxIsa())) == dnnl_success;
+#else
+  return true;  // it has names for x86-64 alone
+#endif
+}
+
 Onednn Load() {
   // The one that the loader knows, if it is newer than the package's.
   int version = 0, known_version = 0;
@@ -52,7 +81,7 @@ Onednn Load() {
     dnnl = known;
     version = known_version;
   }
-  if (version == 0 ||
+  if (version == 0 || !Cap(dnnl) ||
       dnnl.engine_create(&dnnl.engine, dnnl_cpu, 0) != dnnl_success) {
     return {};
   }

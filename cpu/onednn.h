@@ -18,7 +18,9 @@ namespace jax_layout {
   X(convolution_backward_data_primitive_desc_create)    \
   X(convolution_backward_weights_primitive_desc_create) \
   X(convolution_forward_primitive_desc_create)          \
+  X(cpu_isa2str)                                        \
   X(engine_create)                                      \
+  X(get_effective_cpu_isa)                              \
   X(matmul_primitive_desc_create)                       \
   X(memory_create)                                      \
   X(memory_desc_clone)                                  \
@@ -46,6 +48,7 @@ namespace jax_layout {
   X(primitive_destroy)                                  \
   X(primitive_execute)                                  \
   X(reorder_primitive_desc_create)                      \
+  X(set_max_cpu_isa)                                    \
   X(status2str)                                         \
   X(stream_create)                                      \
   X(stream_destroy)                                     \

@@ -83,11 +83,18 @@ def library(package: str, name: str) -> str:
 
 @functools.cache
 def module(platform: str) -> Any:
-    """The extension module of a platform, by jax's name of it; None if not built."""
+    """The extension module of a platform, by jax's name of it; None if not built.
+
+    Raises:
+      ValueError: JAX_LAYOUT_MAX_ISA names no level of instruction sets.
+    """
     name = f"jax_layout.{_BACKENDS[platform][0]}"
     if importlib.util.find_spec(name) is None:
         return None  # a CPU-only install has no _cuda
-    return importlib.import_module(name)
+    native = importlib.import_module(name)
+    if platform == "cpu":
+        native.isa()  # raises: what is to be capped shall not run uncapped
+    return native
 
 
 @functools.cache

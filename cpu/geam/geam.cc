@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 #include "cpu/clones.h"
 #include "cpu/pages.h"
@@ -23,21 +22,23 @@ constexpr int64_t kRowBytes = 512;  // of a block
 constexpr int64_t kBlockBytes = kRows * kRowBytes;
 
 // One row of a block: y = alpha * a + beta * b.
-JAX_LAYOUT_CLONES("avx2", "default")
-void AddF32(const float* a, const float* b, float* y, int64_t n, float alpha,
-            float beta) {
+template <typename T>
+JAX_LAYOUT_INLINE void AddReal(const void* left, const void* right, void* to,
+                               int64_t n, double left_scale,
+                               double right_scale) {
+  const auto* a = static_cast<const T*>(left);
+  const auto* b = static_cast<const T*>(right);
+  auto* y = static_cast<T*>(to);
+  const T alpha = static_cast<T>(left_scale);
+  const T beta = static_cast<T>(right_scale);
   for (int64_t i = 0; i < n; ++i) y[i] = alpha * a[i] + beta * b[i];
 }
 
-JAX_LAYOUT_CLONES("avx2", "default")
-void AddF64(const double* a, const double* b, double* y, int64_t n,
-            double alpha, double beta) {
-  for (int64_t i = 0; i < n; ++i) y[i] = alpha * a[i] + beta * b[i];
-}
-
-JAX_LAYOUT_CLONES("avx2", "default")
-void AddBf16(const uint16_t* a, const uint16_t* b, uint16_t* y, int64_t n,
-             float alpha, float beta) {
+JAX_LAYOUT_INLINE void AddBf16(const void* left, const void* right, void* to,
+                               int64_t n, float alpha, float beta) {
+  const auto* a = static_cast<const uint16_t*>(left);
+  const auto* b = static_cast<const uint16_t*>(right);
+  auto* y = static_cast<uint16_t*>(to);
   for (int64_t i = 0; i < n; ++i) {
     const float z =
         alpha * __builtin_bit_cast(float, static_cast<uint32_t>(a[i]) << 16) +
@@ -50,8 +51,12 @@ void AddBf16(const uint16_t* a, const uint16_t* b, uint16_t* y, int64_t n,
 }
 
 template <typename T>
-void AddComplex(const T* a, const T* b, T* y, int64_t n,
-                std::complex<double> alpha, std::complex<double> beta) {
+JAX_LAYOUT_INLINE void AddComplex(const void* left, const void* right, void* to,
+                                  int64_t n, std::complex<double> alpha,
+                                  std::complex<double> beta) {
+  const auto* a = static_cast<const T*>(left);
+  const auto* b = static_cast<const T*>(right);
+  auto* y = static_cast<T*>(to);
   const T ar = static_cast<T>(alpha.real()), ai = static_cast<T>(alpha.imag());
   const T br = static_cast<T>(beta.real()), bi = static_cast<T>(beta.imag());
   for (int64_t i = 0; i < 2 * n; i += 2) {
@@ -62,31 +67,30 @@ void AddComplex(const T* a, const T* b, T* y, int64_t n,
   }
 }
 
-void AddRow(const GeamProblem& p, const char* a, const char* b, char* y,
-            int64_t n) {
-  const auto add = [&](auto function, auto* type, auto... scalars) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    function(reinterpret_cast<const T*>(a), reinterpret_cast<const T*>(b),
-             reinterpret_cast<T*>(y), n, scalars...);
-  };
-  const float alpha = static_cast<float>(p.alpha.real());
-  const float beta = static_cast<float>(p.beta.real());
+JAX_LAYOUT_INLINE void AddRow(const GeamProblem& p, const char* a,
+                              const char* b, char* y, int64_t n) {
+  const double alpha = p.alpha.real(), beta = p.beta.real();
   switch (p.type) {
     case DType::kF32:
-      return add(AddF32, static_cast<float*>(nullptr), alpha, beta);
-    case DType::kBF16:
-      return add(AddBf16, static_cast<uint16_t*>(nullptr), alpha, beta);
+      return AddReal<float>(a, b, y, n, alpha, beta);
     case DType::kF64:
-      return add(AddF64, static_cast<double*>(nullptr), p.alpha.real(),
-                 p.beta.real());
+      return AddReal<double>(a, b, y, n, alpha, beta);
+    case DType::kBF16:
+      return AddBf16(a, b, y, n, static_cast<float>(alpha),
+                     static_cast<float>(beta));
     case DType::kC64:
-      return add(AddComplex<float>, static_cast<float*>(nullptr), p.alpha,
-                 p.beta);
+      return AddComplex<float>(a, b, y, n, p.alpha, p.beta);
     default:
-      return add(AddComplex<double>, static_cast<double*>(nullptr), p.alpha,
-                 p.beta);
+      return AddComplex<double>(a, b, y, n, p.alpha, p.beta);
   }
 }
+
+const Kernels<decltype(&AddRow)> kKernels(
+    "geam", {
+#ifdef __x86_64__
+                {Isa::kAvx2, kCompiled<Isa::kAvx2, AddRow>},
+#endif
+                {Isa::kPortable, kCompiled<Isa::kPortable, AddRow>}});
 
 // Where the rows of a block of an operand are: the first, and the distance.
 struct Rows {
@@ -127,7 +131,8 @@ Status Geam(const GeamProblem& problem, const void* a, const void* b, void* y,
   const int64_t bytes = ItemSize(p.type);
   int log2 = 0;
   while (1 << log2 < bytes) ++log2;
-  BlockFunction* transpose = FunctionsOf(BestIsa()).transpose[log2];
+  const auto add_row = kKernels.Take();
+  BlockFunction* transpose = FunctionsOf().transpose[log2];
   TouchPages(static_cast<char*>(y), p.batch * p.m * p.n * bytes, executor);
   const int64_t cols = kRowBytes / bytes;
   const int64_t bands = (p.m + kRows - 1) / kRows;
@@ -147,8 +152,8 @@ Status Geam(const GeamProblem& problem, const void* a, const void* b, void* y,
       const Rows right = take(b, p.transpose_b, stage[1]);
       char* out = static_cast<char*>(y) + matrix + (i * p.n + j) * bytes;
       for (int64_t r = 0; r < rows; ++r) {
-        AddRow(p, left.first + r * left.pitch, right.first + r * right.pitch,
-               out + r * p.n * bytes, width);
+        add_row(p, left.first + r * left.pitch, right.first + r * right.pitch,
+                out + r * p.n * bytes, width);
       }
     }
   });

@@ -13,10 +13,10 @@
 #include <cmath>
 #include <type_traits>
 
+#include "cpu/clones.h"
+
 namespace jax_layout {
 namespace {
-
-#define JAX_LAYOUT_INLINE [[gnu::always_inline]] inline
 
 struct BF16 {
   uint16_t bits;
@@ -354,39 +354,10 @@ JAX_LAYOUT_INLINE void WidenAny(DType type, const void* x, int64_t ld,
   if (type == DType::kF16) WidenRows<F16>(x, ld, rows, cols, y);
 }
 
-// The same code for each instruction set: what is called inherits the target of
-// what it is inlined into.
 #ifdef __x86_64__
-#define JAX_LAYOUT_AVX2 [[gnu::target("avx2,fma")]]
-#define JAX_LAYOUT_AVX512 \
-  [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]]
-
-JAX_LAYOUT_AVX2 void FinishAvx2(const GemmProblem& problem,
-                                std::complex<double> alpha,
-                                std::complex<double> beta,
-                                const GemmBlock& block) {
-  FinishAny(problem, alpha, beta, block);
-}
-JAX_LAYOUT_AVX512 void FinishAvx512(const GemmProblem& problem,
-                                    std::complex<double> alpha,
-                                    std::complex<double> beta,
-                                    const GemmBlock& block) {
-  FinishAny(problem, alpha, beta, block);
-}
-JAX_LAYOUT_AVX2 void SumAvx2(const GemmProblem& problem, const void* a,
-                             int64_t row, int64_t rows, void* sums) {
-  SumAny(problem, a, row, rows, sums);
-}
-JAX_LAYOUT_AVX512 void SumAvx512(const GemmProblem& problem, const void* a,
-                                 int64_t row, int64_t rows, void* sums) {
-  SumAny(problem, a, row, rows, sums);
-}
-JAX_LAYOUT_AVX2 void WidenAvx2(DType type, const void* x, int64_t ld,
-                               int64_t rows, int64_t cols, float* y) {
-  WidenAny(type, x, ld, rows, cols, y);
-}
-JAX_LAYOUT_AVX512 void WidenAvx512(DType type, const void* x, int64_t ld,
-                                   int64_t rows, int64_t cols, float* y) {
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]]
+void WidenAvx512(DType type, const void* x, int64_t ld, int64_t rows,
+                 int64_t cols, float* y) {
   if (type != DType::kF16) return WidenAny(type, x, ld, rows, cols, y);
   for (int64_t i = 0; i < rows; ++i) {
     const F16* row = static_cast<const F16*>(x) + i * ld;
@@ -398,45 +369,48 @@ JAX_LAYOUT_AVX512 void WidenAvx512(DType type, const void* x, int64_t ld,
     }
   }
 }
-
-bool HasAvx512() {
-  return __builtin_cpu_supports("avx512f") &&
-         __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl");
-}
-bool HasAvx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
 #endif
+
+struct FinishFunctions {
+  void (*finish)(const GemmProblem&, std::complex<double>, std::complex<double>,
+                 const GemmBlock&);
+  void (*sum)(const GemmProblem&, const void*, int64_t, int64_t, void*);
+  void (*widen)(DType, const void*, int64_t, int64_t, int64_t, float*);
+};
+template <Isa isa>
+constexpr FinishFunctions kFunctions = {kCompiled<isa, FinishAny>,
+                                        kCompiled<isa, SumAny>,
+                                        kCompiled<isa, WidenAny>};
+#ifdef __x86_64__
+template <>
+constexpr FinishFunctions kFunctions<Isa::kAvx512> = {
+    kCompiled<Isa::kAvx512, FinishAny>, kCompiled<Isa::kAvx512, SumAny>,
+    WidenAvx512};
+#endif
+
+const Kernels<const FinishFunctions*> kKernels(
+    "epilogue", {
+#ifdef __x86_64__
+                    {Isa::kAvx512, &kFunctions<Isa::kAvx512>},
+                    {Isa::kAvx2, &kFunctions<Isa::kAvx2>},
+#endif
+                    {Isa::kPortable, &kFunctions<Isa::kPortable>}});
 
 }  // namespace
 
 void FinishGemm(const GemmProblem& problem, std::complex<double> alpha,
                 std::complex<double> beta, const GemmBlock& block) {
-#ifdef __x86_64__
-  if (HasAvx512()) return FinishAvx512(problem, alpha, beta, block);
-  if (HasAvx2()) return FinishAvx2(problem, alpha, beta, block);
-#endif
-  FinishAny(problem, alpha, beta, block);
+  kKernels.Take()->finish(problem, alpha, beta, block);
 }
 
 void SumGemmRows(const GemmProblem& problem, const void* a, int64_t row,
                  int64_t rows, void* sums) {
-#ifdef __x86_64__
-  if (HasAvx512()) return SumAvx512(problem, a, row, rows, sums);
-  if (HasAvx2()) return SumAvx2(problem, a, row, rows, sums);
-#endif
-  SumAny(problem, a, row, rows, sums);
+  kKernels.Take()->sum(problem, a, row, rows, sums);
 }
 
 void WidenToF32(DType type, const void* x, int64_t ld, int64_t rows,
                 int64_t cols, float* y) {
-#ifdef __x86_64__
-  if (HasAvx512()) return WidenAvx512(type, x, ld, rows, cols, y);
-  if (HasAvx2()) return WidenAvx2(type, x, ld, rows, cols, y);
-#endif
-  WidenAny(type, x, ld, rows, cols, y);
+  kKernels.Take()->widen(type, x, ld, rows, cols, y);
 }
 
 }  // namespace jax_layout

@@ -6,6 +6,8 @@
 #ifndef JAX_LAYOUT_CPU_GEMM_LIBRARIES_H_
 #define JAX_LAYOUT_CPU_GEMM_LIBRARIES_H_
 
+#include <string>
+
 #include "core/gemm/problem.h"
 #include "core/status.h"
 #include "cpu/gemm/gemm.h"
@@ -19,6 +21,11 @@ Status ChooseOnednn(const GemmProblem& problem, GemmFunction* run);
 // f32, f64, c64, c128.
 bool OpenblasSupports(const GemmProblem& problem);
 Status ChooseOpenblas(const GemmProblem& problem, GemmFunction* run);
+
+// What the libraries name the processor that their kernels are for, "" where
+// they are not.
+std::string OnednnTarget();
+std::string OpenblasTarget();
 
 }  // namespace jax_layout
 

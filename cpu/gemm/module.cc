@@ -43,6 +43,16 @@ void Extend(void* module) {
   m.def("gemm_supported", &Supported, nb::arg("operand_type"),
         nb::arg("result_type"),
         "Whether there is a kernel for these dtypes on this machine.");
+  m.def(
+      "library_targets",
+      [] {
+        nb::dict targets;
+        targets["oneDNN"] = OnednnTarget();
+        targets["OpenBLAS"] = OpenblasTarget();
+        return targets;
+      },
+      "What each library calls the instruction set or processor that its "
+      "kernels are for, \"\" where it is not. Loads them.");
 }
 
 const ModuleExtension extension(Extend);

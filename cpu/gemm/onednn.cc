@@ -335,6 +335,11 @@ Status ChooseOnednn(const GemmProblem& problem, GemmFunction* run) {
   return status;
 }
 
+std::string OnednnTarget() {
+  const Onednn& dnnl = Library();
+  return dnnl.loaded() ? dnnl.cpu_isa2str(dnnl.get_effective_cpu_isa()) : "";
+}
+
 }  // namespace jax_layout
 
 #else  // built without its headers
@@ -345,6 +350,7 @@ bool OnednnSupports(const GemmProblem&) { return false; }
 Status ChooseOnednn(const GemmProblem&, GemmFunction*) {
   return Status::Error("gemm: built without oneDNN.");
 }
+std::string OnednnTarget() { return ""; }
 
 }  // namespace jax_layout
 #endif

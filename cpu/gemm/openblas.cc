@@ -6,9 +6,12 @@
 
 #include <climits>
 #include <complex>
+#include <cstdlib>
+#include <string>
 
 #include "cpu/gemm/libraries.h"
 #include "cpu/gemm/tiles.h"
+#include "cpu/isa.h"
 #include "cpu/libraries.h"
 
 namespace jax_layout {
@@ -26,14 +29,62 @@ struct Openblas {
   GemmOf<double, double>* dgemm = nullptr;
   GemmOf<const void*, void>* cgemm = nullptr;
   GemmOf<const void*, void>* zgemm = nullptr;
+  char* (*get_corename)() = nullptr;
 
   bool loaded() const { return zgemm != nullptr; }
+};
+
+// While it lives, a library that is loaded takes the kernels of BestIsa(), not
+// the processor's best. OpenBLAS has no other way to tell it, and reads this
+// once. Only in a process that is capped: another thread may read the
+// environment meanwhile.
+class OpenblasCap {
+ public:
+  OpenblasCap() {
+    if (MaxIsa() == Isa::kAmx) return;
+    const char* before = std::getenv(kVariable);
+    if (before != nullptr) before_ = before;
+    was_set_ = before != nullptr;
+    setenv(kVariable, Core(BestIsa()), 1);
+  }
+  ~OpenblasCap() {
+    if (MaxIsa() == Isa::kAmx) return;
+    was_set_ ? setenv(kVariable, before_.c_str(), 1) : unsetenv(kVariable);
+  }
+  OpenblasCap(const OpenblasCap&) = delete;
+  OpenblasCap& operator=(const OpenblasCap&) = delete;
+
+ private:
+  static constexpr const char* kVariable = "OPENBLAS_CORETYPE";
+
+  static const char* Core(Isa isa) {
+    switch (isa) {
+      case Isa::kAvx2:
+        return "Haswell";
+      case Isa::kAvx512:
+        return "SkylakeX";
+      case Isa::kAvx512Bf16:
+        return "Cooperlake";
+      case Isa::kAmx:
+        return "SapphireRapids";
+      default:
+#ifdef __aarch64__
+        return "ARMV8";
+#else
+        return "Prescott";  // SSE3
+#endif
+    }
+  }
+
+  std::string before_;
+  bool was_set_ = false;
 };
 
 Openblas Load() {
   Openblas blas;
   const std::string& path = LibraryPaths().openblas;
   if (path.empty()) return blas;
+  const OpenblasCap cap;
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return blas;
   auto find = [library]<class F>(const char* name, F*& function) {
@@ -42,6 +93,7 @@ Openblas Load() {
   };
   void (*set_num_threads)(int) = nullptr;
   if (!find("scipy_openblas_set_num_threads", set_num_threads) ||
+      !find("scipy_openblas_get_corename", blas.get_corename) ||
       !find("scipy_cblas_sgemm", blas.sgemm) ||
       !find("scipy_cblas_dgemm", blas.dgemm) ||
       !find("scipy_cblas_cgemm", blas.cgemm) ||
@@ -99,6 +151,10 @@ void Product(const Openblas& blas, const GemmProblem& problem,
 }
 
 }  // namespace
+
+std::string OpenblasTarget() {
+  return Library().loaded() ? Library().get_corename() : "";
+}
 
 bool OpenblasSupports(const GemmProblem& problem) {
   const GemmPlan& plan = problem.plan;

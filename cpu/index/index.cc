@@ -9,7 +9,6 @@
 #include <new>
 
 #include "core/arithmetic.h"
-#include "core/arithmetic.h"
 #include "cpu/clones.h"
 #include "cpu/pages.h"
 #include "cpu/permute/permute.h"
@@ -31,8 +30,9 @@ constexpr int64_t kRows = 1024;  // indices resolved at a time
 
 // As ResolveIndex, for all; returns whether all name a row.
 template <typename Index>
-JAX_LAYOUT_INLINE bool ResolveAll(const Index* index, int64_t n, int64_t extent,
-                                  bool clip, int64_t* rows) {
+JAX_LAYOUT_INLINE bool Resolve(const void* indices, int64_t n, int64_t extent,
+                               bool clip, int64_t* rows) {
+  const auto* index = static_cast<const Index*>(indices);
   int64_t all = 0;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t at = index[i] + (index[i] < 0 ? extent : 0);
@@ -41,26 +41,6 @@ JAX_LAYOUT_INLINE bool ResolveAll(const Index* index, int64_t n, int64_t extent,
     all |= rows[i];
   }
   return all >= 0;
-}
-
-JAX_LAYOUT_CLONES("avx2", "default")
-bool ResolveNarrow(const int32_t* index, int64_t n, int64_t extent, bool clip,
-                   int64_t* rows) {
-  return ResolveAll(index, n, extent, clip, rows);
-}
-
-JAX_LAYOUT_CLONES("avx2", "default")
-bool ResolveWide(const int64_t* index, int64_t n, int64_t extent, bool clip,
-                 int64_t* rows) {
-  return ResolveAll(index, n, extent, clip, rows);
-}
-
-bool Resolve(const IndexPlan& p, const void* index, int64_t first, int64_t n,
-             int64_t* rows) {
-  return p.wide ? ResolveWide(static_cast<const int64_t*>(index) + first, n,
-                              p.extent, p.clip, rows)
-                : ResolveNarrow(static_cast<const int32_t*>(index) + first, n,
-                                p.extent, p.clip, rows);
 }
 
 // --- index_select
@@ -199,52 +179,45 @@ JAX_LAYOUT_INLINE void AddRows(const void* source, const int64_t* at,
   }
 }
 
-// Clones are made of functions, not of templates.
-#define JAX_LAYOUT_SUMS(NAME, ELEMENT)                                      \
-  JAX_LAYOUT_CLONES("avx2", "default") void SumRow##NAME(const RowSum& r) { \
-    SumRow<ELEMENT>(r);                                                     \
-  }
-#define JAX_LAYOUT_ADDS(NAME, T)                                          \
-  JAX_LAYOUT_SUMS(NAME, Plain<T>)                                         \
-  JAX_LAYOUT_CLONES("avx2", "default")                                    \
-  void AddRows##NAME(const void* source, const int64_t* at, int64_t rows, \
-                     int64_t width, int64_t stride, void* y) {            \
-    AddRows<T>(source, at, rows, width, stride, y);                       \
-  }
-JAX_LAYOUT_SUMS(Bf16, Bf16)
-JAX_LAYOUT_SUMS(F16, F16)
-JAX_LAYOUT_ADDS(F32, float)
-JAX_LAYOUT_ADDS(F64, double)
-JAX_LAYOUT_ADDS(I8, uint8_t)
-JAX_LAYOUT_ADDS(I16, uint16_t)
-JAX_LAYOUT_ADDS(I32, uint32_t)
-JAX_LAYOUT_ADDS(I64, uint64_t)
-
 struct AddFunctions {
   void (*sum_row)(const RowSum&);
   void (*add_rows)(const void*, const int64_t*, int64_t, int64_t, int64_t,
                    void*);  // null where sums are wider than elements
 };
 
-AddFunctions FunctionsOf(SumType type) {
-  switch (type) {
-    case SumType::kF32:
-      return {SumRowF32, AddRowsF32};
-    case SumType::kF64:
-      return {SumRowF64, AddRowsF64};
-    case SumType::kBF16:
-      return {SumRowBf16, nullptr};
-    case SumType::kF16:
-      return {SumRowF16, nullptr};
-    case SumType::kI8:
-      return {SumRowI8, AddRowsI8};
-    case SumType::kI16:
-      return {SumRowI16, AddRowsI16};
-    case SumType::kI32:
-      return {SumRowI32, AddRowsI32};
-    default:
-      return {SumRowI64, AddRowsI64};
-  }
+// The loops of one level.
+struct IndexFunctions {
+  bool (*resolve[2])(const void*, int64_t, int64_t, bool, int64_t*);  // [wide]
+  AddFunctions add[8];  // of each SumType
+};
+
+template <Isa isa, typename T>
+constexpr AddFunctions kAdd = {kCompiled<isa, SumRow<Plain<T>>>,
+                               kCompiled<isa, AddRows<T>>};
+template <Isa isa, typename Element>
+constexpr AddFunctions kAddWidened = {kCompiled<isa, SumRow<Element>>, nullptr};
+template <Isa isa>
+constexpr IndexFunctions kFunctions = {
+    {kCompiled<isa, Resolve<int32_t>>, kCompiled<isa, Resolve<int64_t>>},
+    {kAdd<isa, float>, kAdd<isa, double>, kAddWidened<isa, Bf16>,
+     kAddWidened<isa, F16>, kAdd<isa, uint8_t>, kAdd<isa, uint16_t>,
+     kAdd<isa, uint32_t>, kAdd<isa, uint64_t>}};
+
+const Kernels<const IndexFunctions*> kKernels(
+    "index", {
+#ifdef __x86_64__
+                 {Isa::kAvx2, &kFunctions<Isa::kAvx2>},
+#endif
+                 {Isa::kPortable, &kFunctions<Isa::kPortable>}});
+
+AddFunctions AddFunctionsOf(SumType type) {
+  return kKernels.Take()->add[static_cast<int>(type)];
+}
+
+bool ResolveAll(const IndexPlan& p, const void* index, int64_t first, int64_t n,
+                int64_t* rows) {
+  const auto* from = static_cast<const char*>(index) + first * (p.wide ? 8 : 4);
+  return kKernels.Take()->resolve[p.wide](from, n, p.extent, p.clip, rows);
 }
 
 template <typename T>
@@ -319,8 +292,8 @@ Status AddByRow(const IndexPlan& p, SumType type, const void* index,
   const int64_t blocks = CeilDiv(p.extent, block);
   const bool stream = !started && p.batch * p.outer * slice >= kStreamBytes &&
                       row_bytes >= 4 * kLine;
-  BlockFunction* copy = stream ? FunctionsOf(BestIsa()).copy : nullptr;
-  const auto sum_row = FunctionsOf(type).sum_row;
+  BlockFunction* copy = stream ? FunctionsOf().copy : nullptr;
+  const auto sum_row = AddFunctionsOf(type).sum_row;
   executor.ParallelFor(p.batch * p.outer * blocks * parts, [&](int64_t task) {
     const int64_t part = task % parts;
     const int64_t first = task / parts % blocks * block;
@@ -373,7 +346,7 @@ Status AddInOrder(const IndexPlan& p, SumType type, const void* index,
                   const Executor& executor) {
   const int64_t row_bytes = p.inner_bytes();
   const int64_t slice = p.extent * row_bytes;
-  const auto add_rows = FunctionsOf(type).add_rows;
+  const auto add_rows = AddFunctionsOf(type).add_rows;
   if (!started) {
     const int64_t size = p.batch * p.outer * slice;
     executor.ParallelFor(CeilDiv(size, kTaskBytes), [&](int64_t task) {
@@ -399,7 +372,7 @@ Status AddInOrder(const IndexPlan& p, SumType type, const void* index,
     int64_t rows[kRows];
     for (int64_t first = 0; first < p.count; first += kRows) {
       const int64_t n = std::min(kRows, p.count - first);
-      Resolve(p, index, batch * p.count + first, n, rows);
+      ResolveAll(p, index, batch * p.count + first, n, rows);
       for (int64_t o = batch * p.outer + begin; o < batch * p.outer + end;
            ++o) {
         const int64_t offset = column * p.itemsize;
@@ -420,7 +393,7 @@ Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
   const int64_t row_bytes = p.inner_bytes();
   const int64_t size = p.batch * p.outer * p.count * row_bytes;
   TouchPages(static_cast<char*>(y), size, executor);
-  const PermuteFunctions& functions = FunctionsOf(BestIsa());
+  const PermuteFunctions& functions = FunctionsOf();
   GatherFunction* const gather = GatherOf(row_bytes);
   BlockFunction* const copy =
       row_bytes < kLine ? functions.move : functions.copy;
@@ -446,7 +419,7 @@ Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
     int64_t none[kRows];  // rows of y that no row of x goes to
     int64_t num_none = 0;
     const int64_t zero = 0;
-    if (!Resolve(p, index, batch * p.count + first, n, at)) {
+    if (!ResolveAll(p, index, batch * p.count + first, n, at)) {
       for (int64_t i = 0; i < n; ++i) {
         if (at[i] >= 0) continue;
         none[num_none++] = i;
@@ -501,7 +474,7 @@ Status IndexAdd(const IndexPlan& plan, SumType type, const void* index,
   const bool zeroed = from == nullptr && ZeroPages(to, size);
   const bool started = in_place || zeroed;  // y holds what is added to
   const bool many = p.batch * p.outer >= 2 * executor.num_threads();
-  const bool in_order = FunctionsOf(type).add_rows != nullptr &&
+  const bool in_order = AddFunctionsOf(type).add_rows != nullptr &&
                         (in_place || many || p.inner_bytes() < kLongRow);
   // Row by row, whose thread is the first to write to a page makes it.
   if (!in_place && (in_order || !zeroed)) TouchPages(to, size, executor);

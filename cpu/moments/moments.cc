@@ -8,6 +8,7 @@
 #include "cpu/moments/moments.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -306,27 +307,26 @@ JAX_LAYOUT_INLINE void SumsOf(const MomentsProblem& p, const Part& part,
                });
 }
 
-#define JAX_LAYOUT_LOOPS(NAME, T)                                              \
-  JAX_LAYOUT_CLONES("avx512f", "avx2", "default")                              \
-  void Moments##NAME(const MomentsProblem& p, const Part& part, const void* x, \
-                     Pair* out) {                                              \
-    MomentsOf<T>(p, part, x, out);                                             \
-  }                                                                            \
-  JAX_LAYOUT_CLONES("avx512f", "avx2", "default")                              \
-  void Sums##NAME(const MomentsProblem& p, const Part& part, const void* ct,   \
-                  const void* x, const void* center, Pair* out) {              \
-    SumsOf<T>(p, part, ct, x, center, out);                                    \
-  }                                                                            \
-  struct NAME {                                                                \
-    using Sum = T::Sum;                                                        \
-    static constexpr auto* kMoments = Moments##NAME;                           \
-    static constexpr auto* kSums = Sums##NAME;                                 \
-  };
+// The loops of one level for a type.
+struct MomentsFunctions {
+  decltype(&MomentsOf<Bf16>) moments;
+  decltype(&SumsOf<Bf16>) sums;
+};
+// And for all, as Dispatch() numbers them.
+template <Isa isa, typename... T>
+constexpr std::array<MomentsFunctions, sizeof...(T)> kLoops = {MomentsFunctions{
+    kCompiled<isa, MomentsOf<T>>, kCompiled<isa, SumsOf<T>>}...};
+template <Isa isa>
+constexpr const auto* kFunctions =
+    kLoops<isa, Plain<float>, Plain<double>, Bf16, F16>.data();
 
-JAX_LAYOUT_LOOPS(F32Loops, Plain<float>)
-JAX_LAYOUT_LOOPS(F64Loops, Plain<double>)
-JAX_LAYOUT_LOOPS(Bf16Loops, Bf16)
-JAX_LAYOUT_LOOPS(F16Loops, F16)
+const Kernels<const MomentsFunctions*> kKernels(
+    "moments", {
+#ifdef __x86_64__
+                   {Isa::kAvx512, kFunctions<Isa::kAvx512>},
+                   {Isa::kAvx2, kFunctions<Isa::kAvx2>},
+#endif
+                   {Isa::kPortable, kFunctions<Isa::kPortable>}});
 
 // Cuts the work into tasks, each of a group's columns and rows, calls
 // `sum(part, pairs)` for each, joins what belongs together and stores it.
@@ -380,18 +380,19 @@ Status SumParts(const MomentsProblem& p, double scale, Sum* first, Sum* second,
   return Status::Ok();
 }
 
-// Calls fn with the loops of a type.
+// Calls fn with the loops of a type, and a value of the type of its sums.
 template <typename Fn>
 Status Dispatch(DType type, const Fn& fn) {
+  const MomentsFunctions* functions = kKernels.Take();
   switch (type) {
     case DType::kF32:
-      return fn(F32Loops{});
+      return fn(functions[0], float{});
     case DType::kF64:
-      return fn(F64Loops{});
+      return fn(functions[1], double{});
     case DType::kBF16:
-      return fn(Bf16Loops{});
+      return fn(functions[2], float{});
     case DType::kF16:
-      return fn(F16Loops{});
+      return fn(functions[3], float{});
     default:
       return Status::Error("moments: x must be of a floating dtype.");
   }
@@ -401,14 +402,13 @@ Status Dispatch(DType type, const Fn& fn) {
 
 Status Moments(const MomentsProblem& problem, const void* x, void* mean,
                void* variance, const Executor& executor) {
-  return Dispatch(problem.type, [&](auto loops) {
-    using Loops = decltype(loops);
-    using Sum = typename Loops::Sum;
+  return Dispatch(problem.type, [&](const MomentsFunctions& loops, auto zero) {
+    using Sum = decltype(zero);
     return SumParts(
         problem, 1.0 / static_cast<double>(problem.r * problem.s),
         static_cast<Sum*>(mean), static_cast<Sum*>(variance), executor,
         [&](const Part& part, Pair* out) {
-          Loops::kMoments(problem, part, x, out);
+          loops.moments(problem, part, x, out);
         },
         [](Pair* a, int64_t na, const Pair* b, int64_t nb, int64_t columns) {
           Join(a, na, b, nb, columns);
@@ -419,14 +419,13 @@ Status Moments(const MomentsProblem& problem, const void* x, void* mean,
 Status CenteredSums(const MomentsProblem& problem, const void* ct,
                     const void* x, const void* center, void* sum, void* product,
                     const Executor& executor) {
-  return Dispatch(problem.type, [&](auto loops) {
-    using Loops = decltype(loops);
-    using Sum = typename Loops::Sum;
+  return Dispatch(problem.type, [&](const MomentsFunctions& loops, auto zero) {
+    using Sum = decltype(zero);
     return SumParts(
         problem, 1.0, static_cast<Sum*>(sum), static_cast<Sum*>(product),
         executor,
         [&](const Part& part, Pair* out) {
-          Loops::kSums(problem, part, ct, x, center, out);
+          loops.sums(problem, part, ct, x, center, out);
         },
         [](Pair* a, int64_t, const Pair* b, int64_t, int64_t columns) {
           for (int64_t j = 0; j < columns; ++j) {

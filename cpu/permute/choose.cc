@@ -263,41 +263,22 @@ class Chooser {
   bool direct_ = true;  // no stage needed for non-temporal stores
 };
 
+const Kernels<const PermuteFunctions*> kKernels(
+    "permute", {
+#ifdef __x86_64__
+                   {Isa::kAvx512, &kPermuteAvx512, HasVbmi},
+                   {Isa::kAvx2, &kPermuteAvx2},
+#endif
+                   {Isa::kPortable, &kPermutePortable}});
+
 }  // namespace
 
-Isa BestIsa() {
-#ifdef __x86_64__
-  static const Isa best = [] {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512vbmi") &&
-        __builtin_cpu_supports("bmi2")) {
-      return Isa::kAvx512;
-    }
-    return __builtin_cpu_supports("avx2") ? Isa::kAvx2 : Isa::kPortable;
-  }();
-  return best;
-#else
-  return Isa::kPortable;
-#endif
-}
-
-const PermuteFunctions& FunctionsOf(Isa isa) {
-#ifdef __x86_64__
-  if (isa == Isa::kAvx512) return kPermuteAvx512;
-  if (isa == Isa::kAvx2) return kPermuteAvx2;
-#endif
-  static_cast<void>(isa);
-  return kPermutePortable;
-}
+const PermuteFunctions& FunctionsOf(Isa isa) { return *kKernels.At(isa); }
 
 PermuteKernel ChoosePermuteKernel(const PermutePlan& plan, Isa isa) {
   PermuteKernel kernel;
   kernel.plan = plan;
-  kernel.functions = &FunctionsOf(isa);
+  kernel.functions = kKernels.Take(isa);
   kernel.bytes = plan.chunk;
   if (plan.size == 0) return kernel;
   Chooser(plan, *kernel.functions, &kernel).Choose();

@@ -19,17 +19,12 @@
 #include "core/permute/plan.h"
 #include "core/status.h"
 #include "cpu/executor.h"
+#include "cpu/isa.h"
 #include "cpu/permute/block.h"
 
 namespace jax_layout {
 
-// Instruction sets, each including the ones before it.
-enum class Isa { kPortable, kAvx2, kAvx512 };
-
-// The best one that this processor and this build offer.
-Isa BestIsa();
-
-const PermuteFunctions& FunctionsOf(Isa isa);
+const PermuteFunctions& FunctionsOf(Isa isa = BestIsa());
 
 // Non-temporal stores are visible to other threads only after a fence.
 void FenceStores();

@@ -16,7 +16,7 @@ from native import compile_library, sources
 
 SOURCES = sources(
     "cpu/conv/depthwise/*.cc",
-    "cpu/floats.cc",
+    "cpu/isa.cc",
     "tests/convnet/kernels/conv_depthwise_library.cc",
 )
 ISAS = ("portable", "avx2", "avx512")

@@ -29,7 +29,7 @@ from native import compile_library, sources
 
 SOURCES = sources(
     "cpu/conv/grouped/*.cc",
-    "cpu/floats.cc",
+    "cpu/isa.cc",
     "cpu/permute/*.cc",
     "tests/convnet/kernels/conv_grouped_library.cc",
 )

@@ -15,7 +15,7 @@ from native import compile_library, sources
 
 SOURCES = sources(
     "cpu/conv/winograd/*.cc",
-    "cpu/floats.cc",
+    "cpu/isa.cc",
     "tests/convnet/kernels/conv_winograd_library.cc",
 )
 ISAS = (None, "avx2", "avx512")

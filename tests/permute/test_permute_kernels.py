@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from native import SANITIZERS, check_sanitized, compile_library, sources
 
-SOURCES = sources("cpu/permute/*.cc", "tests/permute/kernels/*.cc")
+SOURCES = sources("cpu/permute/*.cc", "cpu/isa.cc", "tests/permute/kernels/*.cc")
 ISAS = ("portable", "avx2", "avx512")
 DTYPES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "V16"}
 EXTENTS = (1, 2, 3, 4, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97)

@@ -16,7 +16,7 @@ from native import SANITIZERS, check_sanitized, compile_library, sources
 SOURCES = sources(
     "cpu/gemm/amx/*.cc",
     "cpu/gemm/matvec/*.cc",
-    "cpu/floats.cc",
+    "cpu/isa.cc",
     "tests/products/kernels/*.cc",
 )
 METHODS = ("amx", "matvec_avx512", "matvec_avx2")

@@ -298,20 +298,19 @@ void Reduce(const DepthwiseKernels& kernels, const ConvProblem& p,
   }
 }
 
-const DepthwiseKernels& KernelsOf(Floats floats) {
+const Kernels<const DepthwiseKernels*> kKernels(
+    "depthwise", {
 #ifdef __x86_64__
-  if (floats == Floats::kAvx512) return kDepthwiseAvx512;
-  if (floats == Floats::kAvx2) return kDepthwiseAvx2;
+                     {Isa::kAvx512, &kDepthwiseAvx512},
+                     {Isa::kAvx2, &kDepthwiseAvx2},
 #endif
-  static_cast<void>(floats);
-  return kDepthwisePortable;
-}
+                     {Isa::kPortable, &kDepthwisePortable}});
 
 }  // namespace
 
 bool DepthwiseSupports(const ConvProblem& p) {
   if (!IsFloat(p.type) || (p.result != p.type && p.result != DType::kF32) ||
-      (BestFloats() == Floats::kNone && p.type != DType::kF32)) {
+      (kKernels.At() == &kDepthwisePortable && p.type != DType::kF32)) {
     return false;
   }
   if (p.groups != p.in_channels || p.groups != p.out_channels || p.in[0] != 1 ||
@@ -330,13 +329,13 @@ int64_t DepthwiseWorkspace(const ConvProblem& problem, int num_threads) {
 
 Status Depthwise(const ConvProblem& problem, const ConvBuffers& buffers,
                  const Executor& executor) {
-  return Depthwise(problem, buffers, executor, BestFloats());
+  return Depthwise(problem, buffers, executor, BestIsa());
 }
 
 Status Depthwise(const ConvProblem& p, const ConvBuffers& buffers,
-                 const Executor& executor, Floats floats) {
+                 const Executor& executor, Isa isa) {
   if (!DepthwiseSupports(p)) return Status::Error("conv: not depthwise.");
-  const DepthwiseKernels& kernels = KernelsOf(floats);
+  const DepthwiseKernels& kernels = *kKernels.Take(isa);
   const int num_threads = std::max(1, executor.num_threads());
   const bool weights = p.pass == ConvPass::kWeightGrad;
   const Axis rows = MakeAxis(p, 1), cols = MakeAxis(p, 2);

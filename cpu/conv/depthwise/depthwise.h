@@ -10,7 +10,7 @@
 #include "core/conv/problem.h"
 #include "core/status.h"
 #include "cpu/executor.h"
-#include "cpu/floats.h"
+#include "cpu/isa.h"
 
 namespace jax_layout {
 
@@ -26,7 +26,7 @@ Status Depthwise(const ConvProblem& problem, const ConvBuffers& buffers,
 
 // In one of the instruction sets that the processor has.
 Status Depthwise(const ConvProblem& problem, const ConvBuffers& buffers,
-                 const Executor& executor, Floats floats);
+                 const Executor& executor, Isa isa);
 
 }  // namespace jax_layout
 

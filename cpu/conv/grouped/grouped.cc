@@ -22,22 +22,13 @@ constexpr int64_t kLine = 64;
 constexpr int64_t kMostLanes = 16;
 constexpr int64_t kMostChannels = 16;  // of a group
 
-struct InstructionSet {
-  const GroupedKernels& kernels;
-  const PermuteFunctions& permutes;
-};
-
-InstructionSet InstructionSetOf(Floats floats) {
+const Kernels<const GroupedKernels*> kKernels(
+    "grouped", {
 #ifdef __x86_64__
-  // Permutes ask more of AVX-512 than sums of floats do.
-  if (floats == Floats::kAvx512) {
-    return {kGroupedAvx512, FunctionsOf(BestIsa())};
-  }
-  if (floats == Floats::kAvx2) return {kGroupedAvx2, kPermuteAvx2};
+                   {Isa::kAvx512, &kGroupedAvx512},
+                   {Isa::kAvx2, &kGroupedAvx2},
 #endif
-  static_cast<void>(floats);
-  return {kGroupedPortable, kPermutePortable};
-}
+                   {Isa::kPortable, &kGroupedPortable}});
 
 // --- What the problem is in terms of the kernels ---
 
@@ -167,11 +158,12 @@ struct Task {
   std::vector<int64_t> in_channels, in_pixels, out_channels, out_pixels;
   std::array<int32_t, kMostLanes> in_order = {}, out_order = {};
 
-  Task(const Plan& p, const ConvBuffers& b, const InstructionSet& set)
+  Task(const Plan& p, const ConvBuffers& b, const GroupedKernels& kernels,
+       const PermuteFunctions& permutes)
       : plan(p),
         buffers(b),
-        kernels(set.kernels),
-        transpose(set.permutes.transpose[2]) {
+        kernels(kernels),
+        transpose(permutes.transpose[2]) {
     for (int64_t j = 0; j < p.ins; ++j) {
       for (int64_t g = 0; g < p.members; ++g) {
         const int64_t channel = g * p.ins + j;
@@ -393,7 +385,7 @@ bool IsLastOrPlanes(const ConvLayout& layout, int64_t cols) {
 
 }  // namespace
 
-bool GroupedSupports(const ConvProblem& p, Floats floats) {
+bool GroupedSupports(const ConvProblem& p, Isa isa) {
   if (p.type != DType::kF32 || p.result != DType::kF32 || p.groups == 1 ||
       p.in[0] != 1 || p.kernel[0] != 1 || p.out[0] != 1 || p.pad_low[0] != 0 ||
       p.w.block != 1) {
@@ -407,7 +399,7 @@ bool GroupedSupports(const ConvProblem& p, Floats floats) {
   if (!IsLastOrPlanes(p.x, p.in[2]) || !IsLastOrPlanes(p.y, p.out[2])) {
     return false;
   }
-  const GroupedKernels& kernels = InstructionSetOf(floats).kernels;
+  const GroupedKernels& kernels = *kKernels.At(isa);
   int64_t ins = p.in_channels / p.groups, outs = p.out_channels / p.groups;
   if (!forward) std::swap(ins, outs);
   if (ins > kMostChannels || outs > kMostChannels) return false;
@@ -417,22 +409,21 @@ bool GroupedSupports(const ConvProblem& p, Floats floats) {
          p.groups % members == 0 && ins <= outs;
 }
 
-int64_t GroupedWorkspace(const ConvProblem& p, int num_threads, Floats floats) {
-  const Plan plan =
-      MakePlan(p, InstructionSetOf(floats).kernels.lanes, num_threads);
+int64_t GroupedWorkspace(const ConvProblem& p, int num_threads, Isa isa) {
+  const Plan plan = MakePlan(p, kKernels.At(isa)->lanes, num_threads);
   return kLine +
          std::min<int64_t>(num_threads, plan.units) * plan.scratch() * kFloat;
 }
 
 Status Grouped(const ConvProblem& p, const ConvBuffers& buffers,
-               const Executor& executor, Floats floats) {
-  if (!GroupedSupports(p, floats)) {
+               const Executor& executor, Isa isa) {
+  if (!GroupedSupports(p, isa)) {
     return Status::Error("conv: not in groups of few channels.");
   }
-  const InstructionSet set = InstructionSetOf(floats);
+  const GroupedKernels& kernels = *kKernels.Take(isa);
   const int num_threads = std::max(1, executor.num_threads());
-  const Plan plan = MakePlan(p, set.kernels.lanes, num_threads);
-  const Task task(plan, buffers, set);
+  const Plan plan = MakePlan(p, kernels.lanes, num_threads);
+  const Task task(plan, buffers, kernels, FunctionsOf(isa));
   auto* const memory = reinterpret_cast<float*>(
       RoundUp(reinterpret_cast<intptr_t>(buffers.workspace), kLine));
   std::vector<std::vector<bool>> packed(num_threads,
@@ -445,7 +436,7 @@ Status Grouped(const ConvProblem& p, const ConvBuffers& buffers,
 }
 
 bool GroupedSupports(const ConvProblem& p) {
-  if (!GroupedSupports(p, BestFloats())) return false;
+  if (!GroupedSupports(p, BestIsa())) return false;
   // oneDNN's kernels read and write channels-last arrays as they are; ours are
   // ahead where a vector has several groups, and staged pixels are read often.
   const bool last = p.x.strides[1] == 1 && p.y.strides[1] == 1;
@@ -455,12 +446,12 @@ bool GroupedSupports(const ConvProblem& p) {
 }
 
 int64_t GroupedWorkspace(const ConvProblem& problem, int num_threads) {
-  return GroupedWorkspace(problem, num_threads, BestFloats());
+  return GroupedWorkspace(problem, num_threads, BestIsa());
 }
 
 Status Grouped(const ConvProblem& problem, const ConvBuffers& buffers,
                const Executor& executor) {
-  return Grouped(problem, buffers, executor, BestFloats());
+  return Grouped(problem, buffers, executor, BestIsa());
 }
 
 }  // namespace jax_layout

@@ -9,7 +9,7 @@
 #include "core/conv/problem.h"
 #include "core/status.h"
 #include "cpu/executor.h"
-#include "cpu/floats.h"
+#include "cpu/isa.h"
 
 namespace jax_layout {
 
@@ -25,11 +25,10 @@ Status Grouped(const ConvProblem& problem, const ConvBuffers& buffers,
 
 // The same in one of the instruction sets that the processor has, whether or
 // not that is any better.
-bool GroupedSupports(const ConvProblem& problem, Floats floats);
-int64_t GroupedWorkspace(const ConvProblem& problem, int num_threads,
-                         Floats floats);
+bool GroupedSupports(const ConvProblem& problem, Isa isa);
+int64_t GroupedWorkspace(const ConvProblem& problem, int num_threads, Isa isa);
 Status Grouped(const ConvProblem& problem, const ConvBuffers& buffers,
-               const Executor& executor, Floats floats);
+               const Executor& executor, Isa isa);
 
 }  // namespace jax_layout
 

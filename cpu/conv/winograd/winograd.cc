@@ -22,14 +22,14 @@ constexpr int64_t kChannels = 32;         // a multiple of every panel
 constexpr int64_t kBlockBytes = 3 << 18;  // of transformed tiles, in L2
 constexpr int64_t kLeastBlock = 32;       // tiles for which filters pass by
 
-const WinogradKernels* KernelsOf(Floats floats) {
+const Kernels<const WinogradKernels*> kKernels("winograd",
+                                               {
 #ifdef __x86_64__
-  if (floats == Floats::kAvx512) return &kWinogradAvx512;
-  if (floats == Floats::kAvx2) return &kWinogradAvx2;
+                                                   {Isa::kAvx512,
+                                                    &kWinogradAvx512},
+                                                   {Isa::kAvx2, &kWinogradAvx2},
 #endif
-  static_cast<void>(floats);
-  return nullptr;
-}
+                                               });
 
 // The input gradient is a convolution of y with the filters turned round.
 struct WinogradPlan {
@@ -106,7 +106,7 @@ void TransformFilters(const WinogradPlan& f, const WinogradKernels& kernels,
 
 }  // namespace
 
-bool WinogradSupports(const ConvProblem& p, Floats floats) {
+bool WinogradSupports(const ConvProblem& p, Isa isa) {
   const auto plain = [](const std::array<int64_t, 3>& a, int64_t value) {
     return a[1] == value && a[2] == value;
   };
@@ -118,34 +118,34 @@ bool WinogradSupports(const ConvProblem& p, Floats floats) {
          plain(p.dilation, 1) && p.x.block == 1 && p.y.block == 1 &&
          p.x.strides[1] == 1 && p.y.strides[1] == 1 &&
          p.in_channels % kChannels == 0 && p.out_channels % kChannels == 0 &&
-         p.w_format.empty() && KernelsOf(floats) != nullptr;
+         p.w_format.empty() && kKernels.At(isa) != nullptr;
 }
 
 bool WinogradSupports(const ConvProblem& p) {
   // With fewer, the transform of the filters takes what the products save.
   constexpr int64_t kLeastTiles = 48;
-  return WinogradSupports(p, BestFloats()) && WinogradPlan(p).count >= kLeastTiles;
+  return WinogradSupports(p, BestIsa()) && WinogradPlan(p).count >= kLeastTiles;
 }
 
 int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads,
-                          Floats floats) {
-  const WinogradKernels* kernels = KernelsOf(floats);
+                          Isa isa) {
+  const WinogradKernels* kernels = kKernels.At(isa);
   if (kernels == nullptr) return 0;
   return Cut(WinogradPlan(problem), *kernels, num_threads).size * kFloat;
 }
 
 int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads) {
-  return WinogradWorkspace(problem, num_threads, BestFloats());
+  return WinogradWorkspace(problem, num_threads, BestIsa());
 }
 
 Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
                 const Executor& executor) {
-  return Winograd(problem, buffers, executor, BestFloats());
+  return Winograd(problem, buffers, executor, BestIsa());
 }
 
 Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
-                const Executor& executor, Floats floats) {
-  const WinogradKernels* kernels = KernelsOf(floats);
+                const Executor& executor, Isa isa) {
+  const WinogradKernels* kernels = kKernels.At(isa);
   if (kernels == nullptr) {
     return Status::Error("conv: no vectors of this size on this machine.");
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Convolutions of 3 x 3 taps with 16 products where there were 36: Winograd's
-// F(2x2, 3x3) (minimal filtering, Winograd, 1980; Lavin and Gray, "Fast Algorithms for
-// Convolutional Neural Networks", CVPR 2016). Its transforms add and halve, so
-// that errors are of the size of the plain sum's; but what is not finite
-// reaches all four results of a tile.
+// F(2x2, 3x3) (minimal filtering, Winograd, 1980; Lavin and Gray, "Fast
+// Algorithms for Convolutional Neural Networks", CVPR 2016). Its transforms add
+// and halve, so that errors are of the size of the plain sum's; but what is not
+// finite reaches all four results of a tile.
 #ifndef JAX_LAYOUT_CPU_CONV_WINOGRAD_WINOGRAD_H_
 #define JAX_LAYOUT_CPU_CONV_WINOGRAD_WINOGRAD_H_
 
@@ -13,7 +13,7 @@
 #include "core/conv/problem.h"
 #include "core/status.h"
 #include "cpu/executor.h"
-#include "cpu/floats.h"
+#include "cpu/isa.h"
 
 namespace jax_layout {
 
@@ -29,11 +29,10 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
 
 // The same in one of the instruction sets that the processor has, whether or
 // not that is any better.
-bool WinogradSupports(const ConvProblem& problem, Floats floats);
-int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads,
-                          Floats floats);
+bool WinogradSupports(const ConvProblem& problem, Isa isa);
+int64_t WinogradWorkspace(const ConvProblem& problem, int num_threads, Isa isa);
 Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
-                const Executor& executor, Floats floats);
+                const Executor& executor, Isa isa);
 
 }  // namespace jax_layout
 

@@ -11,11 +11,10 @@
 
 #include "core/arithmetic.h"
 #include "cpu/gemm/amx/tiles.h"
+#include "cpu/isa.h"
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 namespace jax_layout {
@@ -54,27 +53,6 @@ constexpr int64_t kTaskWork = 32 << 20;
 constexpr int64_t kTasksPerThread = 4;
 // y^T = b^T a^T where m is at most this, and b's rows can be read in place.
 constexpr int64_t kFewRows = 64;
-
-bool HasAmx() {
-  static const bool has = [] {
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("amx-tile") ||
-        !__builtin_cpu_supports("amx-bf16") ||
-        !__builtin_cpu_supports("avx512f") ||
-        !__builtin_cpu_supports("avx512bw") ||
-        !__builtin_cpu_supports("avx512dq") ||
-        !__builtin_cpu_supports("avx512vl") ||
-        !__builtin_cpu_supports("avx512bf16")) {
-      return false;
-    }
-    // Linux gives a process the registers on demand: it enlarges the frames
-    // of signals.
-    constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
-    constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  }();
-  return has;
-}
 
 // A thread's scratch, kept from call to call: new memory would cost page
 // faults every time. Huge pages save misses of the TLB.
@@ -200,7 +178,7 @@ bool AmxSupports(const GemmProblem& problem) {
          problem.alpha.imag() == 0 && problem.beta.imag() == 0 &&
          (problem.activation == Activation::kNone ||
           problem.derivative == Activation::kNone) &&
-         !(problem.sums && problem.alpha == 0.) && HasAmx();
+         !(problem.sums && problem.alpha == 0.) && BestIsa() >= Isa::kAmx;
 }
 
 Status GemmAmx(const GemmProblem& problem, const GemmBuffers& buffers,

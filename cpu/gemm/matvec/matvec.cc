@@ -18,14 +18,13 @@ constexpr int64_t kLine = 32;
 
 int64_t Itemsize(DType type) { return type == DType::kF32 ? 4 : 2; }
 
-MatvecFunction* FunctionOf(Floats floats) {
+const Kernels<MatvecFunction*> kKernels("matrix-vector",
+                                        {
 #ifdef __x86_64__
-  if (floats == Floats::kAvx512) return MatvecAvx512;
-  if (floats == Floats::kAvx2) return MatvecAvx2;
+                                            {Isa::kAvx512, MatvecAvx512},
+                                            {Isa::kAvx2, MatvecAvx2},
 #endif
-  static_cast<void>(floats);
-  return nullptr;
-}
+                                        });
 
 }  // namespace
 
@@ -37,18 +36,18 @@ bool MatvecSupports(const GemmProblem& problem) {
          problem.alpha.imag() == 0 && problem.beta.imag() == 0 &&
          (problem.activation == Activation::kNone ||
           problem.derivative == Activation::kNone) &&
-         !problem.sums && BestFloats() != Floats::kNone;
+         !problem.sums && kKernels.At() != nullptr;
 }
 
 Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
                   const Executor& executor) {
-  return GemmMatvec(problem, buffers, executor, BestFloats());
+  return GemmMatvec(problem, buffers, executor, BestIsa());
 }
 
 Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
-                  const Executor& executor, Floats floats) {
+                  const Executor& executor, Isa isa) {
   const GemmPlan& plan = problem.plan;
-  MatvecFunction* function = FunctionOf(floats);
+  MatvecFunction* function = kKernels.Take(isa);
   if (function == nullptr) return Status::Error("gemm: no matvec here.");
   const int64_t steps = plan.Steps();
   const bool one_row = plan.m == 1;  // y = b^T a, else y = a b

@@ -7,7 +7,7 @@
 #include "core/gemm/problem.h"
 #include "core/status.h"
 #include "cpu/executor.h"
-#include "cpu/floats.h"
+#include "cpu/isa.h"
 
 namespace jax_layout {
 
@@ -20,7 +20,7 @@ Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
 
 // In one of the instruction sets that the processor has.
 Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
-                  const Executor& executor, Floats floats);
+                  const Executor& executor, Isa isa);
 
 }  // namespace jax_layout
 

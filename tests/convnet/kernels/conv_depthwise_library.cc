@@ -3,6 +3,7 @@
 // The depthwise convolutions as C functions, for tests without JAX.
 #include "cpu/conv/depthwise/depthwise.h"
 #include "tests/convnet/kernels/problem.h"
+#include "tests/isas.h"
 #include "tests/threads.h"
 
 using namespace jax_layout;
@@ -10,7 +11,7 @@ using namespace jax_layout;
 extern "C" {
 
 // The best instruction set here: none, AVX2, AVX-512.
-int BestIsa() { return static_cast<int>(BestFloats()); }
+int BestIsa() { return BestTestedIsa(); }
 
 int Supports(const Problem* p) { return DepthwiseSupports(ToConv(*p)); }
 
@@ -23,7 +24,7 @@ int Convolve(int isa, const Problem* p, int num_threads, void* x, void* w,
              void* y, const void* bias, void* workspace) {
   const Threads threads(num_threads);
   return Depthwise(ToConv(*p), {x, w, y, bias, workspace}, threads,
-                   static_cast<Floats>(isa))
+                   kTestedIsas[isa])
                  .ok()
              ? 0
              : 1;

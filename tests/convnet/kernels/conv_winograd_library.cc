@@ -3,20 +3,21 @@
 // The Winograd convolution as C functions, for tests without JAX.
 #include "cpu/conv/winograd/winograd.h"
 #include "tests/convnet/kernels/problem.h"
+#include "tests/isas.h"
 #include "tests/threads.h"
 
 using namespace jax_layout;
 
 extern "C" {
 
-int BestIsa() { return static_cast<int>(BestFloats()); }
+int BestIsa() { return BestTestedIsa(); }
 
 int Supports(const Problem* p, int isa) {
-  return WinogradSupports(ToConv(*p), static_cast<Floats>(isa));
+  return WinogradSupports(ToConv(*p), kTestedIsas[isa]);
 }
 
 int64_t Workspace(const Problem* p, int num_threads, int isa) {
-  return WinogradWorkspace(ToConv(*p), num_threads, static_cast<Floats>(isa));
+  return WinogradWorkspace(ToConv(*p), num_threads, kTestedIsas[isa]);
 }
 
 // 0 if the result was written.
@@ -24,7 +25,7 @@ int Convolve(int isa, const Problem* p, int num_threads, void* x, void* w,
              void* y, const void* bias, void* workspace) {
   const Threads threads(num_threads);
   return Winograd(ToConv(*p), {x, w, y, bias, workspace}, threads,
-                  static_cast<Floats>(isa))
+                  kTestedIsas[isa])
                  .ok()
              ? 0
              : 1;

@@ -3,11 +3,12 @@
 // The CPU permute as a C function, for tests without JAX.
 #include "core/permute/plan.h"
 #include "cpu/permute/permute.h"
+#include "tests/isas.h"
 #include "tests/threads.h"
 
 extern "C" {
 
-int BestIsa() { return static_cast<int>(jax_layout::BestIsa()); }
+int BestIsa() { return jax_layout::BestTestedIsa(); }
 
 // 0 if y was written.
 int Permute(int rank, const int64_t* shape, const int64_t* axes,
@@ -20,7 +21,7 @@ int Permute(int rank, const int64_t* shape, const int64_t* axes,
     return 1;
   }
   const jax_layout::PermuteKernel kernel =
-      jax_layout::ChoosePermuteKernel(plan, static_cast<jax_layout::Isa>(isa));
+      jax_layout::ChoosePermuteKernel(plan, jax_layout::kTestedIsas[isa]);
   if (plan.size == 0) return 0;
   const jax_layout::Threads threads(num_threads, run_inline != 0);
   return jax_layout::Permute(kernel, x, y, threads).ok() ? 0 : 1;

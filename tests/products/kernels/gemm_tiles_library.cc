@@ -32,8 +32,8 @@ int HasMethod(int method) {
   GemmProblem problem;
   problem.operands = problem.result = DType::kBF16;
   if (method == kAmx) return AmxSupports(problem);
-  if (method == kMatvecAvx512) return BestFloats() == Floats::kAvx512;
-  return BestFloats() != Floats::kNone;
+  if (method == kMatvecAvx512) return BestIsa() >= Isa::kAvx512;
+  return BestIsa() >= Isa::kAvx2;
 }
 
 // Whether the calling thread has no tiles configured; only with AMX.
@@ -77,10 +77,10 @@ int Gemm(int method, const Problem* p, int num_threads, const void* a,
     return GemmAmx(problem, buffers, threads).ok() ? 0 : 1;
   }
   if (!MatvecSupports(problem)) return 2;
-  const Floats floats = method == kMatvecAvx512 ? Floats::kAvx512
-                        : method == kMatvecAvx2 ? Floats::kAvx2
-                                                : BestFloats();
-  return GemmMatvec(problem, buffers, threads, floats).ok() ? 0 : 1;
+  const Isa isa = method == kMatvecAvx512 ? Isa::kAvx512
+                  : method == kMatvecAvx2 ? Isa::kAvx2
+                                          : BestIsa();
+  return GemmMatvec(problem, buffers, threads, isa).ok() ? 0 : 1;
 }
 
 }  // extern "C"
