@@ -4,9 +4,11 @@
 // and whose integers have 32 bits.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <climits>
 #include <complex>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 
 #include "cpu/gemm/libraries.h"
@@ -34,61 +36,29 @@ struct Openblas {
   bool loaded() const { return zgemm != nullptr; }
 };
 
-// While it lives, a library that is loaded takes the kernels of BestIsa(), not
-// the processor's best. OpenBLAS has no other way to tell it, and reads this
-// once. Only in a process that is capped: another thread may read the
-// environment meanwhile.
-class OpenblasCap {
- public:
-  OpenblasCap() {
-    if (MaxIsa() == Isa::kAmx) return;
-    const char* before = std::getenv(kVariable);
-    if (before != nullptr) before_ = before;
-    was_set_ = before != nullptr;
-    setenv(kVariable, Core(BestIsa()), 1);
-  }
-  ~OpenblasCap() {
-    if (MaxIsa() == Isa::kAmx) return;
-    was_set_ ? setenv(kVariable, before_.c_str(), 1) : unsetenv(kVariable);
-  }
-  OpenblasCap(const OpenblasCap&) = delete;
-  OpenblasCap& operator=(const OpenblasCap&) = delete;
-
- private:
-  static constexpr const char* kVariable = "OPENBLAS_CORETYPE";
-
-  static const char* Core(Isa isa) {
-    switch (isa) {
-      case Isa::kAvx2:
-        return "Haswell";
-      case Isa::kAvx512:
-        return "SkylakeX";
-      case Isa::kAvx512Bf16:
-        return "Cooperlake";
-      case Isa::kAmx:
-        return "SapphireRapids";
-      default:
-#ifdef __aarch64__
-        return "ARMV8";
-#else
-        return "Prescott";  // SSE3
-#endif
-    }
-  }
-
-  std::string before_;
-  bool was_set_ = false;
+// The kernels that the library has for x86-64, by the names it takes and gives.
+struct Core {
+  const char* name;
+  Isa isa;
+};
+constexpr Core kCores[] = {
+    {"SapphireRapids", Isa::kAmx}, {"Cooperlake", Isa::kAvx512Bf16},
+    {"SkylakeX", Isa::kAvx512},    {"Haswell", Isa::kAvx2},
+    {"Zen", Isa::kAvx2},           {"Prescott", Isa::kPortable},
 };
 
-Openblas Load() {
+bool IsCapped(const Openblas& blas) {
+  const std::string name = blas.get_corename();
+  const auto* core = std::ranges::find(kCores, name, &Core::name);
+  return core == std::end(kCores) || core->isa <= MaxIsa();
+}
+
+Openblas Open(const char* path, void** library) {
   Openblas blas;
-  const std::string& path = LibraryPaths().openblas;
-  if (path.empty()) return blas;
-  const OpenblasCap cap;
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return blas;
+  *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (*library == nullptr) return blas;
   auto find = [library]<class F>(const char* name, F*& function) {
-    function = reinterpret_cast<F*>(dlsym(library, name));
+    function = reinterpret_cast<F*>(dlsym(*library, name));
     return function != nullptr;
   };
   void (*set_num_threads)(int) = nullptr;
@@ -102,6 +72,26 @@ Openblas Load() {
   }
   set_num_threads(1);  // this copy is ours: SciPy and NumPy bundle their own
   return blas;
+}
+
+Openblas Load() {
+  const char* path = LibraryPaths().openblas.c_str();
+  if (*path == '\0') return {};
+  void* library = nullptr;
+  Openblas blas = Open(path, &library);
+  if (!blas.loaded() || IsCapped(blas)) return blas;
+  // Which kernels it takes is told by a variable, which it reads when loaded.
+  constexpr const char* kVariable = "OPENBLAS_CORETYPE";
+  dlclose(library);
+  const char* before = std::getenv(kVariable);
+  const std::string kept = before == nullptr ? "" : before;
+  const auto* core = std::ranges::find_if(
+      kCores, [](const Core& core) { return core.isa <= BestIsa(); });
+  setenv(kVariable, core->name, 1);
+  blas = Open(path, &library);
+  before == nullptr ? unsetenv(kVariable) : setenv(kVariable, kept.c_str(), 1);
+  // Another's copy stays as it is.
+  return blas.loaded() && IsCapped(blas) ? blas : Openblas{};
 }
 
 const Openblas& Library() {
