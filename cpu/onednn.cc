@@ -95,6 +95,16 @@ const Onednn& OnednnLibrary() {
   return dnnl;
 }
 
+bool OnednnSumsInt8() {
+#ifdef __x86_64__
+  const int isa = OnednnLibrary().get_effective_cpu_isa();
+  const auto has = [isa](int wanted) { return (isa & wanted) == wanted; };
+  return has(dnnl_cpu_isa_avx2_vnni) || has(dnnl_cpu_isa_avx512_core_vnni);
+#else
+  return true;
+#endif
+}
+
 dnnl_data_type_t OnednnType(DType type) {
   switch (type) {
     case DType::kF32:

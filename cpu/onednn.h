@@ -125,6 +125,10 @@ using Stream = OnednnOwned<dnnl_stream_t, &Onednn::stream_destroy>;
 
 dnnl_data_type_t OnednnType(DType type);
 
+// Whether the library sums products of int8 exactly. Its kernels without VNNI
+// add pairs of them in 16 bits, which saturate.
+bool OnednnSumsInt8();
+
 }  // namespace jax_layout
 
 #endif  // JAX_LAYOUT_CPU_ONEDNN_H_

@@ -232,8 +232,9 @@ def diagnose() -> dict[str, Any]:
     """What `jax-layout doctor` tells, as JSON has it.
 
     Returns:
-      versions, devices, instruction sets, backends, libraries, what falls back to
-      plain `jax.lax` and why, and problems: what should load and does not.
+      versions, devices, instruction sets, the level of them that is used, what runs
+      each operator on CPUs, backends, libraries, what falls back to plain `jax.lax`
+      and why, and problems: what should load and does not.
     """
     import jax
 
@@ -244,6 +245,9 @@ def diagnose() -> dict[str, Any]:
     running = _backends.runtime_api_version()
     gpu = any(d.platform in ("gpu", "cuda") for d in jax.devices())
     backends = [_backend("cpu", True), _backend("cuda", gpu)]
+    native = _backends.module("cpu") if backends[0].state == "loaded" else None
+    # Before the libraries are tried here: one that is loaded cannot be capped.
+    runs = _runs(native) if native else {}
     libraries = _libraries(backends)
     fallbacks, problems = [], []
     for backend in backends:
@@ -252,7 +256,6 @@ def diagnose() -> dict[str, Any]:
             fallbacks.append(text)
             if backend.wanted or backend.state != "not built":
                 problems.append(text)
-    native = _backends.module("cpu") if backends[0].state == "loaded" else None
     for dtype in _DTYPES:
         result = "int32" if dtype == "int8" else dtype
         if native is not None and not native.gemm_supported(dtype, result):
@@ -268,6 +271,8 @@ def diagnose() -> dict[str, Any]:
         "machine": platform.platform(),
         "devices": devices,
         "instruction_sets": _instruction_sets(),
+        "isa": native.isa() if native else None,
+        "runs": runs,
         "ffi_runtime": list(running),
         "backends": [dataclasses.asdict(backend) for backend in backends],
         "libraries": libraries,
@@ -315,6 +320,42 @@ def _libraries(backends: Sequence[_Backend]) -> list[dict[str, str]]:
     return found
 
 
+def _runs(native: Any) -> dict[str, str]:
+    """What runs each operator on this CPU, at the level that is used."""
+    libraries = {
+        name: f"{name} ({target.removeprefix('cpu_isa_')})"
+        for name, target in native.library_targets().items()
+        if target
+    }
+    kernels = {name: kind["level"] for name, kind in native.kernels().items()}
+    runs = {"permute": kernels["permute"]}
+    for dtype in ("float32", "bfloat16", "float16", "int8", "float64"):
+        name = native.gemm_implementation(
+            spec="mk,kn->mn",
+            a_shape=[512, 512],
+            b_shape=[512, 512],
+            operand_type=dtype,
+            result_type="int32" if dtype == "int8" else dtype,
+            alpha=[1.0, 0.0],
+            beta=[0.0, 0.0],
+            activation="none",
+            derivative="none",
+            bias=False,
+            aux=False,
+            sums=False,
+            tf32=False,
+            scales=0,
+        )
+        runs[f"{dtype} products"] = libraries.get(name, name)
+    runs["epilogues of products"] = kernels["epilogue"]
+    runs["matrix-vector products"] = kernels["matrix-vector"]
+    for name in ("depthwise", "grouped", "winograd"):
+        runs[f"{name} convolutions"] = kernels[name] or libraries.get("oneDNN", "")
+    runs["other convolutions"] = libraries.get("oneDNN", "")
+    runs |= {name: kernels[name] for name in ("index", "moments", "geam")}
+    return {name: what or "plain jax.lax" for name, what in runs.items()}
+
+
 def _instruction_sets() -> list[str]:
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
@@ -332,6 +373,10 @@ def _text(found: dict[str, Any]) -> str:
         f"devices: {', '.join(found['devices'])}",
         f"instruction sets: {' '.join(found['instruction_sets']) or 'unknown'}",
     ]
+    if isa := found["isa"]:
+        cap = f"JAX_LAYOUT_MAX_ISA={isa['max']}" if isa["max"] != "amx" else "nothing"
+        lines.append(f"level: {isa['level']} of {isa['processor']}, {cap} caps it")
+    lines += [f"  {name}: {what}" for name, what in found["runs"].items()]
     for b in found["backends"]:
         built = f", XLA FFI {_dotted(b['ffi_built'])}" if b["ffi_built"] else ""
         lines.append(f"backend {b['name']}: {b['state']}{built} {b['path']}".rstrip())

@@ -14,7 +14,8 @@
 
 namespace jax_layout {
 
-// f32, bf16, f16, int8: what oneDNN has better than reference code for.
+// f32, bf16, f16, int8: what oneDNN has better than reference code for, and
+// sums exactly.
 bool OnednnSupports(const GemmProblem& problem);
 Status ChooseOnednn(const GemmProblem& problem, GemmFunction* run);
 

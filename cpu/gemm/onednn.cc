@@ -317,6 +317,7 @@ bool OnednnSupports(const GemmProblem& problem) {
                       (out == in || out == DType::kF32)) ||
                      (in == DType::kS8 && out == DType::kS32);
   if (!types || !Library().loaded()) return false;
+  if (in == DType::kS8 && !OnednnSumsInt8()) return false;
   // What it has kernels for depends on the processor and on strides.
   std::shared_ptr<State> state;
   return MakeState(problem, &state).ok();

@@ -468,6 +468,9 @@ ConvTiling ChooseTiling(const ConvProblem& p, const Way& way) {
 
 Status ChooseOnednnConv(const ConvProblem& p, ConvKernel* kernel) {
   if (!Library().loaded()) return Status::Error("oneDNN is not there");
+  if (p.type == DType::kS8 && !OnednnSumsInt8()) {
+    return Status::Error("oneDNN's sums of int8 saturate without VNNI");
+  }
   const OnednnSequential sequential;
   const bool wide_types = ItemSize(p.type) == 2;
   std::vector<Way> ways;

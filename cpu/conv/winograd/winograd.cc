@@ -145,7 +145,7 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
 
 Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
                 const Executor& executor, Isa isa) {
-  const WinogradKernels* kernels = kKernels.At(isa);
+  const WinogradKernels* kernels = kKernels.Take(isa);
   if (kernels == nullptr) {
     return Status::Error("conv: no vectors of this size on this machine.");
   }

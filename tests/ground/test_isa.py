@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX_LAYOUT_MAX_ISA: every operator at every level, in a process of its own."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jax_layout import _backends, cli
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="names levels of x86-64"
+)
+LEVELS = ("portable", "neon", "avx2", "avx512", "avx512_bf16", "amx")
+X86 = [level for level in LEVELS if level != "neon"]
+# The levels that kernels are made for.
+KERNELS = {
+    "permute": ("portable", "avx2", "avx512"),
+    "epilogue": ("portable", "avx2", "avx512"),
+    "matrix-vector": ("avx2", "avx512"),
+    "depthwise": ("portable", "avx2", "avx512"),
+    "grouped": ("portable", "avx2", "avx512"),
+    "winograd": ("avx2", "avx512"),
+    "index": ("portable", "avx2"),
+    "moments": ("portable", "avx2", "avx512"),
+    "geam": ("portable", "avx2"),
+}
+# What oneDNN may call the instruction set that it uses.
+ONEDNN = {
+    "portable": {"sse41"},
+    "avx2": {"avx2"},
+    "avx512": {"avx512_core", "avx512_core_vnni"},
+    "avx512_bf16": {"avx512_core_bf16"},
+}
+OPENBLAS = {"portable": {"Prescott", "Katmai", "Nehalem"}, "avx2": {"Haswell", "Zen"}}
+
+
+def highest(levels, cap):
+    """The highest of some levels that is not above another, "" if none is."""
+    below = [level for level in levels if LEVELS.index(level) <= LEVELS.index(cap)]
+    return max(below, key=LEVELS.index, default="")
+
+
+def python(code, level):
+    environment = os.environ | {"JAX_LAYOUT_MAX_ISA": level}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=Path(__file__).parents[1],  # whose own jax_layout may not be in the way
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+EVERYTHING = """
+import json
+import jax
+import jax.numpy as jnp
+import numpy as np
+import jax_layout as jl
+from jax_layout import _backends, cli
+from jax_layout.convnet.moments import moments
+
+rng = np.random.default_rng(0)
+def array(*shape):
+    return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+def product(a, b, **options):
+    return jax.lax.dot(a, b, precision="highest", **options)
+def conv(x, w, groups=1, padding="SAME", **options):
+    return jax.lax.conv_general_dilated(x, w, (1, 1), padding, precision="highest",
+        feature_group_count=groups, **options)
+
+a, b, bias = array(128, 96), array(96, 160), array(160)
+f64 = np.asarray(array(200, 200), np.float64)
+i8 = jnp.asarray(rng.integers(-128, 128, (128, 128)), jnp.int8)
+x3, image, wide = array(40, 30, 50), array(2, 32, 28, 28), array(2, 32, 28, 28)
+w, depthwise, grouped = array(32, 32, 3, 3), array(32, 1, 3, 3), array(32, 4, 3, 3)
+odd = array(48, 32, 2, 2)
+square = array(600, 600)
+pixels = jnp.asarray(rng.integers(-128, 128, (2, 32, 28, 28)), jnp.int8)
+rows = jnp.asarray(rng.integers(-300, 300, 900), jnp.int32)
+table, source = array(300, 70), array(900, 70)
+
+def low(a, b, dtype):
+    return (a.astype(dtype), b.astype(dtype))
+ours = jax.jit(lambda: {
+    "permute": jl.permute(x3, (2, 0, 1)),
+    "f32": jl.gemm(a, b),
+    "bf16": jl.gemm(*low(a, b, jnp.bfloat16)),
+    "f16": jl.gemm(*low(a, b, jnp.float16)),
+    "int8": jl.gemm(i8, i8, preferred_element_type=jnp.int32),
+    "epilogue": jl.linear(a, b.T, bias, activation="relu"),
+    "row": jl.gemm(a[:1], b),
+    "column": jl.gemm(a, b[:, :1]),
+    "depthwise": jl.conv(image, depthwise, padding=1, groups=32),
+    "grouped": jl.conv(image, grouped, padding=1, groups=8),
+    "winograd": jl.conv(image, w, padding=1),
+    "conv": jl.conv(image, odd),
+    "conv_int8": jl.conv(pixels, i8[:32, :32, None, None],
+                         preferred_element_type=jnp.int32),
+    "index_select": jl.index_select(table, 0, rows),
+    "index_add": jl.index_add(table, 0, rows, source),
+    "mean": moments(image, (0, 2, 3))[0],
+    "variance": moments(image, (0, 2, 3))[1],
+    "geam": jl.geam(square, square, 2.0, -0.5, transpose_b=True),
+    "geam_bf16": jl.geam(*low(square, square, jnp.bfloat16)),
+})()
+at = rows % 300
+plain = {
+    "permute": jnp.transpose(x3, (2, 0, 1)),
+    "f32": product(a, b),
+    "bf16": product(*low(a, b, jnp.bfloat16), preferred_element_type=jnp.float32),
+    "f16": product(*low(a, b, jnp.float16), preferred_element_type=jnp.float32),
+    "int8": np.asarray(i8, np.int32) @ np.asarray(i8, np.int32),
+    "epilogue": jax.nn.relu(product(a, b) + bias),
+    "row": product(a[:1], b),
+    "column": product(a, b[:, :1]),
+    "depthwise": conv(image, depthwise, 32),
+    "grouped": conv(image, grouped, 8),
+    "winograd": conv(image, w),
+    "conv": conv(image, odd, padding="VALID"),
+    "conv_int8": conv(pixels, i8[:32, :32, None, None], padding="VALID",
+                      preferred_element_type=jnp.int32),
+    "index_select": table[at],
+    "index_add": table.at[at].add(source),
+    "mean": image.mean((0, 2, 3)),
+    "variance": image.var((0, 2, 3)),
+    "geam": 2 * square - 0.5 * square.T,
+    "geam_bf16": 2 * square.astype(jnp.bfloat16),
+}
+assert ours.keys() == plain.keys()
+for name, want in plain.items():
+    loose = {"bf16": 2e-2, "f16": 2e-3}.get(name, 1e-4)
+    got, want = (np.asarray(value, np.float64) for value in (ours[name], want))
+    np.testing.assert_allclose(got, want, rtol=loose, atol=loose * 10, err_msg=name)
+with jax.enable_x64(True):
+    got = jax.jit(jl.gemm)(f64, f64)
+np.testing.assert_allclose(got, f64 @ f64, rtol=1e-12, atol=1e-10)
+
+native = _backends.module("cpu")
+found = cli.diagnose()
+report = jl.explain(jl.conv)(image, odd)
+print(json.dumps({
+    "ran": {name: kind["ran"] for name, kind in native.kernels().items()},
+    "targets": native.library_targets(),
+    "conv": [p.implementation for p in report.products],
+    "found": found,
+    "text": cli._text(found),
+}))
+"""
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_level(level):
+    """Right results, by kernels of this level and none above."""
+    done = python(EVERYTHING, level)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    processor = _backends.module("cpu").isa()["processor"]
+    best = highest(X86[: X86.index(processor) + 1], level)
+    assert told["found"]["isa"] == {
+        "processor": processor,
+        "max": level,
+        "level": best,
+    }
+
+    want = {name: highest(levels, best) for name, levels in KERNELS.items()}
+    if want["permute"] == "avx512" and "avx512vbmi" not in cli._instruction_sets():
+        want["permute"] = "avx2"
+    assert told["ran"] == want
+
+    runs, targets = told["found"]["runs"], told["targets"]
+    libraries = [runs["float32 products"], runs["other convolutions"]]
+    onednn = targets["oneDNN"].removeprefix("cpu_isa_")
+    if best in ONEDNN:
+        assert onednn in ONEDNN[best]
+        assert runs["bfloat16 products"] == f"oneDNN ({onednn})"
+    else:
+        assert runs["bfloat16 products"] == "AMX"
+    assert libraries == [f"oneDNN ({onednn})"] * 2
+    exact = "plain jax.lax" if best in ("portable", "avx2") else libraries[0]
+    assert runs["int8 products"] == exact
+    for above in ("avx2", "avx512", "bf16", "amx"):
+        if above not in onednn:
+            assert not [name for name in told["conv"] if above in name]
+    assert targets["OpenBLAS"] in OPENBLAS.get(best, targets["OpenBLAS"])
+    assert runs["float64 products"] == f"OpenBLAS ({targets['OpenBLAS']})"
+
+    for kind, name in (("matrix-vector", "matrix-vector products"), ("geam", "geam")):
+        assert runs[name] == (want[kind] or "plain jax.lax")
+        assert f"  {name}: {runs[name]}\n" in told["text"]
+    cap = "nothing" if level == "amx" else f"JAX_LAYOUT_MAX_ISA={level}"
+    assert f"level: {best} of {processor}, {cap} caps it\n" in told["text"]
+
+
+LEVEL = "from jax_layout import _backends; print(_backends.module('cpu').isa()['max'])"
+
+
+@pytest.mark.parametrize(("text", "level"), [("AVX2", "avx2"), ("", "amx")])
+def test_case_does_not_matter_and_empty_is_not_set(text, level):
+    assert python(LEVEL, text).stdout.strip() == level
+
+
+@pytest.mark.parametrize("text", ["avx3", "avx2 ", "2"])
+def test_what_is_no_level_is_an_error(text):
+    done = python("import jax_layout", text)
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "ValueError: JAX_LAYOUT_MAX_ISA must be one of portable, neon, avx2, avx512, "
+        f"avx512_bf16, amx, got {text}.\n"
+    )
