@@ -38,6 +38,7 @@ docs: $(VENV)/with-docs
 	$(BIN)/python -m docs.figures
 	$(BIN)/python -m docs.plots
 	$(BIN)/python -m nbconvert --log-level WARN --execute --to markdown \
+	  --ExecutePreprocessor.extra_arguments=--log-level=ERROR \
 	  --output-dir docs docs/tour.ipynb
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 

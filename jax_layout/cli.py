@@ -14,6 +14,7 @@ import ctypes
 import dataclasses
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -29,14 +30,15 @@ _EXAMPLES = """\
 examples:
   jax-layout explain mypackage.model:loss --shape 8x3x224x224:float32
   jax-layout explain train:step --shape 64x128 --shape 128x256:bfloat16 --json
-  jax-layout explain train:step --shape 64x128 --platform cuda --plot bytes.png
+  jax-layout explain train.py:step --shape 64x128 --platform cuda --plot bytes.png
+  jax-layout explain train:step --arguments train:example
   jax-layout doctor
   jax-layout bench permute --set tiny
   jax-layout demo
 
 exit codes: 0 all is well; 1 a check failed; 2 the command cannot run as given
 """
-_BENCHMARKS = ("permute", "gemm", "linear", "conv")
+_BENCHMARKS = "permute", "gemm", "linear", "conv", "index", "layout", "operators"
 _INSTRUCTION_SETS = (
     "sse4_2 avx2 avx512f avx512bw avx512vbmi avx512_bf16 avx512_fp16 avx_vnni "
     "amx_tile amx_bf16 amx_int8 asimd sve sve2"
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options, rest = _parser().parse_known_args(arguments)
     if rest and options.run not in (_bench, _demo):
-        _parser().error(f"unrecognized arguments: {' '.join(rest)}")
+        options.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return options.run(options, rest)
     except (_Wrong, ImportError) as error:
@@ -74,17 +76,25 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(metavar="command", required=True)
 
-    def command(name: str, run: Callable[..., int], text: str, example: str) -> Any:
+    def command(
+        name: str,
+        run: Callable[..., int],
+        text: str,
+        example: str,
+        add_help: bool = True,
+    ) -> Any:
         added = commands.add_parser(
             name,
+            add_help=add_help,
             help=text,
             description=text,
             epilog=f"example:\n  jax-layout {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        added.set_defaults(run=run)
+        added.set_defaults(run=run, parser=added)
         added.add_argument("--json", action="store_true", help="print JSON")
         return added
 
@@ -94,16 +104,29 @@ def _parser() -> argparse.ArgumentParser:
         "report transposes, copies and relayouts of a function, without running it",
         "explain mypackage.model:loss --shape 8x3x224x224:float32",
     )
-    explain.add_argument("function", help="package.module:function")
     explain.add_argument(
+        "function", help="package.module:function, or path/to/file.py:function"
+    )
+    given = explain.add_mutually_exclusive_group()
+    given.add_argument(
         "--shape",
         action="append",
         default=[],
         metavar="8x3x32x32:float32",
         help="of an argument, in order; float32 if no dtype is given, () for a scalar",
     )
+    given.add_argument(
+        "--arguments",
+        metavar="FUNCTION",
+        help="what returns the arguments, of any structure: a tuple of all of them, or "
+        "the only one; arrays, or jax.ShapeDtypeStruct",
+    )
     explain.add_argument("--platform", choices=("cpu", "cuda"))
-    explain.add_argument("--plot", metavar="FILE", help="draw bytes by source line")
+    explain.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw bytes by source line, to .png, .svg or .pdf",
+    )
     command(
         "doctor",
         _doctor,
@@ -115,10 +138,28 @@ def _parser() -> argparse.ArgumentParser:
         _bench,
         "run benchmarks, in a checkout; further options are theirs",
         "bench permute --set tiny --quick",
+        add_help=False,  # what follows a name is the benchmark's
     )
-    bench.add_argument("name", choices=_BENCHMARKS)
+    bench.add_argument("name", nargs="?", choices=_BENCHMARKS)
+    bench.add_argument(
+        "-h",
+        "--help",
+        action="store_true",
+        help="show this help; after a name, that benchmark's",
+    )
     command("demo", _demo, "run the demo, in a checkout", "demo")
     return parser
+
+
+def _version() -> str:
+    import jax
+
+    import jax_layout
+
+    return (
+        f"jax-layout {jax_layout.__version__}, jax {jax.__version__}, "
+        f"Python {platform.python_version()}"
+    )
 
 
 @contextlib.contextmanager
@@ -159,16 +200,31 @@ def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
         # Without a GPU jax's plugin compiles too, unless it looks for the libraries.
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     from jax_layout.explain.explain import explain
+    from jax_layout.explain.report import check_plot
 
-    function = _function(options.function)
-    arguments = [_argument(text) for text in options.shape]
+    if options.plot:
+        try:
+            check_plot(options.plot)  # before the time that it takes to compile
+        except ValueError as error:
+            raise _Wrong(str(error)) from error
+    function = _named(options.function)
+    arguments = tuple(_argument(text) for text in options.shape)
+    if options.arguments:
+        made = _named(options.arguments)()
+        arguments = made if type(made) is tuple else (made,)
     try:
         with _working(f"compiling {options.function}"):
             report = explain(function, platform=options.platform)(*arguments)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         raise _Wrong(f"{options.function}: {error}") from error
+    except (AttributeError, LookupError, TypeError) as error:
+        hint = "of arrays, --shape says what they are; of anything else, --arguments"
+        raise _Wrong(f"{options.function}: {error}\n({hint})") from error
     if options.plot:
-        report.plot(options.plot)
+        try:
+            report.plot(options.plot)
+        except OSError as error:
+            raise _Wrong(f"plot: {error}") from error
     if options.json:
         print(report.to_json())
     else:
@@ -176,13 +232,15 @@ def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
     return 0
 
 
-def _function(name: str) -> Callable[..., Any]:
-    module_name, colon, attribute = name.partition(":")
-    if not (module_name and colon and attribute):
-        raise _Wrong(f"explain: expected package.module:function, got {name}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as python -m does
-    value: Any = importlib.import_module(module_name)
+def _named(name: str) -> Callable[..., Any]:
+    """The function of a name: package.module:function, or file.py:function."""
+    module_name, _, attribute = name.rpartition(":")
+    if not (module_name and attribute):
+        raise _Wrong(
+            "explain: expected package.module:function or path/to/file.py:function, "
+            f"got {name}"
+        )
+    value = _module(module_name)
     for part in attribute.split("."):
         if not hasattr(value, part):
             raise _Wrong(f"explain: {module_name} has no {attribute}")
@@ -190,6 +248,23 @@ def _function(name: str) -> Callable[..., Any]:
     if not callable(value):
         raise _Wrong(f"explain: {name} is not a function")
     return value
+
+
+def _module(name: str) -> Any:
+    file = Path(name)
+    if file.suffix != ".py":
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as python -m does
+        return importlib.import_module(name)
+    if not file.is_file():
+        raise _Wrong(f"explain: there is no file {name}")
+    sys.path.insert(0, str(file.resolve().parent))  # as python file.py does
+    spec = importlib.util.spec_from_file_location(file.stem, file.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(file.stem, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _argument(text: str) -> Any:
@@ -404,9 +479,12 @@ def _run(module: str, arguments: Sequence[str], **options: Any) -> Any:
     for root in (Path(jax_layout.__file__).parents[1], Path.cwd()):
         if (root / file).exists():
             paths = [str(root), os.environ.get("PYTHONPATH", "")]
+            env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+            if not sys.stdout.isatty():
+                env.setdefault("COLUMNS", "200")  # a file or pipe cuts no table
             return subprocess.run(
                 [sys.executable, "-P", "-m", module, *arguments],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                env=env,
                 check=False,
                 **options,
             )
@@ -417,7 +495,14 @@ def _run(module: str, arguments: Sequence[str], **options: Any) -> Any:
 
 
 def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    if options.name is None and options.help:
+        options.parser.print_help()
+        options.parser.exit()
+    if options.name is None:
+        options.parser.error("the following arguments are required: name")
     module = f"benchmarks.{options.name}"
+    if options.help:
+        return _run(module, ["--help"]).returncode
     if not options.json:
         return _run(module, rest).returncode
     with tempfile.TemporaryDirectory() as folder:

@@ -3,6 +3,7 @@
 
 import importlib.metadata
 import json
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,18 @@ class Model:
     @staticmethod
     def loss(x, w):
         return (x @ w).sum()
+
+def net(params, x):
+    return x @ params["w"]
+
+def example():
+    return {"w": jnp.ones((32, 16))}, jnp.ones((8, 32))
+
+def table():
+    return {"w": jnp.ones((32, 16))}
+
+def total(params):
+    return params["w"].sum()
 
 not_a_function = 3
 """
@@ -51,10 +64,53 @@ def test_explain_json_and_plot(model, capsys, tmp_path):
     assert plot.exists()
 
 
+def test_explain_of_a_file(model, capsys, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    command = ["explain", f"../{model}.py:to_nhwc", "--shape", "8x3x64x64"]
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out.startswith("to_nhwc on cpu")
+
+
+@pytest.mark.parametrize(("f", "of"), [("net", "example"), ("total", "table")])
+def test_explain_of_a_pytree(model, f, of, capsys):
+    assert cli.main(["explain", f"{model}:{f}", "--arguments", f"{model}:{of}"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{f} on cpu") and "[32,16]" in out
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("bytes.xyz", "plot: path must end in .png, .svg or .pdf, got 'bytes.xyz'"),
+        ("bytes", "plot: path must end in"),
+        ("nowhere/bytes.png", "plot: there is no folder 'nowhere' for 'bytes.png'"),
+    ],
+)
+def test_a_plot_that_cannot_be_is_found_before_compiling(
+    model, path, message, capsys, monkeypatch
+):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(cli, "_named", lambda name: pytest.fail("too late"))
+    command = ["explain", f"{model}:to_nhwc", "--shape", "8x3x4x4", "--plot", path]
+    assert cli.main(command) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["--version"])
+    assert exit.value.code == 0
+    assert capsys.readouterr().out.startswith(f"jax-layout {jl.__version__}, jax ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{model}"], "expected package.module:function"),
+        (["{model}"], "expected package.module:function or path/to/file.py:function"),
+        (["{model}_gone.py:f"], "there is no file {model}_gone.py"),
+        (["{model}:net", "--shape", "3x4", "--shape", "5x6"], "else, --arguments"),
+        (["{model}:net", "--arguments", "{model}:no"], "has no no"),
         (["{model}:missing"], "has no missing"),
         (["{model}:not_a_function"], "is not a function"),
         (["no_such_module_at_all:f"], "No module named 'no_such_module_at_all'"),
@@ -67,7 +123,7 @@ def test_explain_json_and_plot(model, capsys, tmp_path):
 def test_explain_of_what_is_not_there(model, arguments, message, capsys):
     assert cli.main(["explain", *(a.format(model=model) for a in arguments)]) == 2
     captured = capsys.readouterr()
-    assert message in captured.err and captured.out == ""
+    assert message.format(model=model) in captured.err and captured.out == ""
 
 
 def test_doctor(capsys):
@@ -153,6 +209,32 @@ def test_bench_hands_its_options_on(checkout, capfd):
     assert cli.main(["bench", "permute", "wrong"]) == 1
 
 
+def test_bench_help_is_that_of_the_benchmark(checkout, capfd):
+    assert cli.main(["bench", "permute", "--help"]) == 0
+    assert capfd.readouterr().out == "table ['--help']\n"
+
+
+def test_bench_has_every_benchmark():
+    found = {
+        path.stem
+        for path in (Path(__file__).parent.parent / "benchmarks").glob("*.py")
+        if "__main__" in path.read_text()
+    }
+    assert set(cli._BENCHMARKS) == found
+
+
+def test_tables_in_a_pipe_are_wide(checkout, capfd, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    (checkout / "benchmarks/permute.py").write_text(
+        "import os; print(os.environ.get('COLUMNS'))"
+    )
+    assert cli.main(["bench", "permute"]) == 0
+    assert capfd.readouterr().out == "200\n"
+    monkeypatch.setenv("COLUMNS", "90")
+    assert cli.main(["bench", "permute"]) == 0
+    assert capfd.readouterr().out == "90\n"
+
+
 def test_bench_json(checkout, capfd):
     assert cli.main(["bench", "permute", "--json", "--set", "tiny"]) == 0
     captured = capfd.readouterr()
@@ -177,7 +259,8 @@ def test_what_needs_a_checkout_says_so(command, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["no-such-command"], ["doctor", "--fast"], ["bench", "sort"]]
+    "arguments",
+    [[], ["no-such-command"], ["doctor", "--fast"], ["bench"], ["bench", "sort"]],
 )
 def test_usage_errors(arguments, capsys):
     with pytest.raises(SystemExit) as exit:

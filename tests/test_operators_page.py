@@ -22,6 +22,11 @@ def test_the_page_is_not_stale():
 
 
 def test_a_record_without_rules_says_so():
-    row = runpy.run_path(str(SCRIPT))["row"]
-    cells = list(row(jl.Op("bare", lax=abs)))
-    assert cells[:6] == ["`bare`", "none", "-", "none", "none", "fallback"]
+    page = runpy.run_path(str(SCRIPT))
+    assert list(page["rules"](jl.Op("bare", lax=abs))) == ["none", "none", "fallback"]
+
+
+def test_dtypes_of_a_kind_are_one():
+    short = runpy.run_path(str(SCRIPT))["short"]
+    names = "bfloat16 float32 float64 float8_e5m2 int8".split()
+    assert short(names) == "bfloat16, float32/64, float8_e5m2, int8"

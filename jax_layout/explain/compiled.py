@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jax_layout import _backends
-from jax_layout.explain import hlo
+from jax_layout.explain import hlo, traced
 from jax_layout.explain.hlo import Instruction, Module
 from jax_layout.explain.report import Advice, Product, Reorder, Value
 from jax_layout.formats.memory_format import MemoryFormat
@@ -115,7 +115,7 @@ def analyse(
                     cause=cause,
                 )
                 reorders.append(reorder)
-                warnings += _reorder_advice(at, reorder)
+                warnings += _reorder_advice(at, reorder, platform)
     whole = bandwidth * max(flops / peak, total / bandwidth)
     return Findings(
         [dataclasses.replace(r, share=r.total_bytes / whole) for r in reorders],
@@ -490,16 +490,22 @@ def _product_advice(
             )
 
 
-def _reorder_advice(place: _Place, reorder: Reorder) -> Iterator[Advice]:
+def _reorder_advice(place: _Place, reorder: Reorder, platform: str) -> Iterator[Advice]:
     core = _consumer(place)
     if core is None or reorder.kind == "copy" or reorder.fused:
         return
     ours = core.instruction.attribute("custom_call_target").startswith("jax_layout")
+    half = place.at.shapes[0].dtype in ("bf16", "f16")
+    slower = platform == "cpu" and half and not traced.has_amx()
     if core.kind == "gemm" and not ours:
+        advice = (
+            "keep it in that order, if it is used often"
+            if slower
+            else "jl.einsum and jl.matmul read operands in place"
+        )
         yield Advice(
             "transposed-operand",
-            f"{reorder.shape} is written out in another order before a dot: jl.einsum "
-            "and jl.matmul read operands in place",
+            f"{reorder.shape} is written out in another order before a dot: {advice}",
             reorder.source,
         )
     batched = core.instruction.attribute("lhs_batch_dims")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +24,13 @@ from jax.sharding import SingleDeviceSharding
 
 from jax_layout.explain import compiled, hlo, traced
 from jax_layout.explain.report import Report
+
+_TRANSFORMATIONS = {
+    "Gradient": "grad",
+    "Value and gradient": "value_and_grad",
+    "Vectorized version": "vmap",
+    "Jacobian": "jacobian",
+}
 
 
 def explain(
@@ -43,6 +52,7 @@ def explain(
       as `jax.ShapeDtypeStruct`.
 
     Raises:
+      TypeError: if f is no function.
       ValueError: if the platform is another.
       RuntimeError: if the platform cannot be compiled for here.
 
@@ -50,6 +60,8 @@ def explain(
     >>> [(r.kind, r.bytes) for r in report.reorders if r.stage == "jaxpr"]
     [('transpose', 1048576)]
     """
+    if not callable(f):
+        raise TypeError(f"explain: f must be a function, got {f!r}.")
     if platform not in (None, "cpu", "cuda"):
         raise ValueError(f"explain: platform must be cpu or cuda, got {platform!r}.")
 
@@ -70,7 +82,7 @@ def _explain(f: Any, platform: str | None, args: Any, kwargs: Any) -> Report:
     )
     original = _original(f)
     return Report(
-        function=getattr(f, "__name__", type(f).__name__),
+        function=_name(f),
         platform=name,
         device=device.device_kind,
         reorders=(*program.reorders, *findings.reorders),
@@ -84,6 +96,23 @@ def _explain(f: Any, platform: str | None, args: Any, kwargs: Any) -> Report:
         roofline=roofline,
         before=_explain(original, platform, args, kwargs) if original else None,
     )
+
+
+def _name(f: Any) -> str:
+    """The function's name, in those of the transformations that made it."""
+    if isinstance(f, functools.partial):
+        return _name(f.func)
+    name = getattr(f, "__name__", type(f).__name__)
+    inner = getattr(f, "__wrapped__", None)
+    if inner is None:
+        return name
+    # A transformation keeps the name, and says what it is in a docstring of its own.
+    text = getattr(f, "__doc__", None)
+    if hasattr(f, "trace") or text is getattr(inner, "__doc__", None):
+        return _name(inner)  # jax.jit, and what hands the docstring on
+    found = re.match(r"([\w ]+?) of (\S+?)[. ]", text or "")
+    kind = _TRANSFORMATIONS.get(found[1]) if found and found[2] == name else None
+    return f"{kind}({_name(inner)})" if kind else _name(inner)
 
 
 # --- tracing and compiling
@@ -113,10 +142,15 @@ def _h100() -> Any:
             "h100", platform="cuda", target_config=target, topology="1x1x1"
         ).devices[0]
     except Exception as error:  # of the plugin, of any type
+        variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+        unset = (
+            ""
+            if os.environ.get(variable)
+            else f" and the environment variable {variable}=1, set before jax starts"
+        )
         raise RuntimeError(
             "explain: there is no GPU, and to compile for an H100 without one takes "
-            "jax's CUDA plugin (pip install 'jax[cuda13]') and the environment "
-            "variable JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1, set before jax starts."
+            f"jax's CUDA plugin (pip install 'jax[cuda13]'){unset}; it says: {error}."
         ) from error
 
 
@@ -180,7 +214,10 @@ def _machine(device: Any) -> tuple[float, float, str]:
     """Bytes per second of a copy, flops per second of a GEMM, and where from."""
     try:
         bandwidth, peak = _measure(device)
-        source = "measured now (in float32)"
+        source = (
+            "measured now (in float32): while other programs run, both are lower and "
+            "the shares off"
+        )
     except Exception:  # a device of a topology runs nothing
         bandwidth, peak = 3.35e12, 989e12
         source = "from NVIDIA's data sheet of the H100 SXM (bfloat16)"

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import importlib.util
 import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -172,13 +174,11 @@ class Report:
 
         Raises:
           ImportError: if matplotlib is not installed.
+          ValueError: if path ends otherwise, or its folder does not exist.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError(
-                "Report.plot: needs matplotlib: pip install matplotlib"
-            ) from error
+        check_plot(path)
+        from matplotlib.figure import Figure
+
         stages = {"compiled": self.by_source("hlo"), "jaxpr": self.by_source("jaxpr")}
         lines = list(dict.fromkeys(line for s in stages.values() for line in s))
         figure = Figure(figsize=(9, 1.5 + 0.5 * len(lines)), layout="constrained")
@@ -320,7 +320,8 @@ class Report:
                 for v in self.values
             ]
             columns = "value name shape format source".split()
-            tables.append(("Memory formats", columns, rows))
+            title = "Memory formats, of arrays with two axes or more"
+            tables.append((title, columns, rows))
         return tables
 
 
@@ -339,6 +340,21 @@ def _report(fields: dict[str, Any]) -> Report:
     return Report(
         **(fields | lists | {"before": None if before is None else _report(before)})
     )
+
+
+def check_plot(path: str | os.PathLike[str]) -> None:
+    """The errors of `Report.plot`, which are known before there is a report."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("Report.plot: needs matplotlib: pip install matplotlib")
+    path = Path(path)
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(
+            f"plot: path must end in .png, .svg or .pdf, got {str(path)!r}."
+        )
+    if not path.parent.is_dir():
+        raise ValueError(
+            f"plot: there is no folder {str(path.parent)!r} for {path.name!r}."
+        )
 
 
 def megabytes(count: int) -> str:

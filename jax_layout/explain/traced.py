@@ -20,6 +20,7 @@ from jax.interpreters import partial_eval as pe
 
 from jax_layout import _backends
 from jax_layout.explain.report import Advice, Reorder, Value
+from jax_layout.op import Kernel
 from jax_layout.optimize.plan import SCOPE
 from jax_layout.products.gemm import gemm_kernel
 
@@ -286,13 +287,35 @@ def _product(step: _Step) -> Iterator[Advice]:
     ours = any(
         file in ("products/gemm.py", "products/linear.py") for file, _ in step.made_by
     )
-    if kernel is not None and not ours:
+    if kernel is None or ours:
+        return
+    if _who(kernel) == "matrix-vector" or has_amx():
         yield Advice(
             "16-bit-dot",
             f"XLA computes this {a.dtype} product {spec} on a CPU without the kernels "
             "that jl.einsum, jl.matmul and jl.linear have for it",
             step.line,
         )
+
+
+def has_amx() -> bool:
+    """Whether bfloat16 products of ours run on AMX.
+
+    Elsewhere it depends on the processor and on jaxlib which of our 16-bit products
+    are faster than XLA's, so none is recommended but those with a vector.
+    """
+    square = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+    kernel = gemm_kernel(
+        "cpu", square, square, spec="mk,kn->mn", precision=None, dtype=square.dtype
+    )
+    return kernel is not None and _who(kernel) == "AMX"
+
+
+def _who(kernel: Kernel) -> str:
+    """Who computes a product on a CPU."""
+    problem = {k: v for k, v in kernel.attributes.items() if k != "workspace"}
+    native: Any = _backends.module("cpu")
+    return native.gemm_implementation(**problem)
 
 
 def _spec(numbers: Any, a_rank: int, b_rank: int) -> str:

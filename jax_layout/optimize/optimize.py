@@ -19,6 +19,7 @@ from contextlib import nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.extend.backend
 import numpy as np
 from jax import Array
 
@@ -95,6 +96,25 @@ _NESTED: dict[str, NestedRule] = {
 Policy = str | Channels | MemoryFormat | Callable[[str, tuple[int, ...], Any], Any]
 
 
+# What jax calls its platforms, whether or not one of their devices is here.
+_PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
+
+
+def checked_platform(
+    name: str, f: Callable[..., Any], policy: Policy, platform: str | None
+) -> str:
+    """The platform that a plan is for, after the errors of what it is made of."""
+    if not callable(f):
+        raise TypeError(f"{name}: f must be a function, got {f!r}.")
+    where = jax.default_backend() if platform is None else platform
+    if where not in _PLATFORMS and where not in jax.extend.backend.backends():
+        raise ValueError(
+            f"{name}: platform must be one of {', '.join(_PLATFORMS)}, got {where!r}."
+        )
+    anchor_of(policy, where)  # its errors
+    return where
+
+
 def anchor_of(policy: Policy, platform: str) -> Anchor | None:
     """What a policy says of each convolution; None if it leaves all as they are."""
     name = "optimize_layout"
@@ -169,8 +189,9 @@ def optimize_layout(
       plan moves.
 
     Raises:
-      TypeError: if policy is none of these.
-      ValueError: if a policy's format has blocks or another rank.
+      TypeError: if f is no function, or policy is none of these.
+      ValueError: if a policy's format has blocks or another rank, or jax has no such
+        platform.
 
     Source: the JIT part of PyTorch's RFC #19092; layout optimisers of TensorFlow
     (grappler), ONNX Runtime and TVM Relax.
@@ -185,8 +206,7 @@ def optimize_layout(
     """
     if hasattr(f, "layout_report") and hasattr(f, "__wrapped__"):
         f = f.__wrapped__  # once is enough
-    where = platform or jax.default_backend()
-    anchor_of(policy, where)  # its errors
+    where = checked_platform("optimize_layout", f, policy, platform)
 
     @functools.wraps(f)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

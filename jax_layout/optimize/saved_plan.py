@@ -28,7 +28,7 @@ from jax_layout.optimize.control import CONTROL
 from jax_layout.optimize.optimize import (
     LayoutReport,
     Policy,
-    anchor_of,
+    checked_platform,
     is_array,
     is_formatted,
     run,
@@ -224,8 +224,8 @@ def plan_layout(
       function for them.
 
     Raises:
-      TypeError: if policy is not one.
-      ValueError: if a policy's format has blocks.
+      TypeError: if f is no function, or policy is not one.
+      ValueError: if a policy's format has blocks, or jax has no such platform.
 
     >>> import jax.numpy as jnp
     >>> def net(w, x):
@@ -236,8 +236,7 @@ def plan_layout(
     >>> plan.jit()(laid, x).shape
     (2, 4)
     """
-    platform = platform or jax.default_backend()
-    anchor_of(policy, platform)  # its errors
+    platform = checked_platform("plan_layout", f, policy, platform)
     if platform != "cpu":
         return _asked_of_xla(f, args, policy, platform)
     traced = trace(f, args, {}, policy, platform, weights=True)
@@ -289,8 +288,11 @@ def load_plan(
       policy: with which it was planned.
 
     Raises:
+      TypeError: if f is no function.
       ValueError: if this is no plan, or one for other arguments or results.
     """
+    if not callable(f):
+        raise TypeError(f"load_plan: f must be a function, got {f!r}.")
     if isinstance(text, Path):
         text = text.read_text()
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports of programs whose transposes are known by construction."""
 
-import builtins
 import functools
+import importlib.util
 import inspect
 import json
 import sys
@@ -260,7 +260,37 @@ def test_a_product_that_does_not_run_in_place_says_what_it_permutes():
     assert sum(r.bytes for r in asked) == plan.moved_bytes
 
 
-def test_a_16_bit_dot_on_a_cpu():
+@pytest.fixture
+def products_by(monkeypatch):
+    """Lets the backend say that something computes every product."""
+
+    def set(name):
+        native = _backends.module("cpu")
+        names = {each: getattr(native, each) for each in dir(native)}
+        names["gemm_implementation"] = lambda **problem: name
+        module = types.SimpleNamespace(**names)
+        monkeypatch.setattr(_backends, "module", lambda platform: module)
+
+    return set
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_16_bit_products_are_not_recommended_without_amx(products_by, dtype):
+    """Which are faster there depends on the processor and on jaxlib."""
+    products_by("oneDNN")
+    shape = (2, 64, 4, 32)
+    report = explained(scores, shape, shape, dtype=dtype)
+    assert "16-bit-dot" not in codes(report) and not any(
+        "jl." in advice.message for advice in report.warnings
+    )
+    products_by("matrix-vector")
+    assert codes(explained(jnp.matmul, (1, 512), (512, 512), dtype=dtype)) == [
+        "16-bit-dot"
+    ]
+
+
+def test_a_16_bit_dot_on_a_cpu_with_amx(products_by):
+    products_by("AMX")
     f = lambda a, b: a @ b  # noqa: E731
     shapes = (256, 256), (256, 256)
     assert codes(explained(f, *shapes, dtype=jnp.bfloat16)) == ["16-bit-dot"]
@@ -475,7 +505,17 @@ def test_a_platform_that_is_not_known():
         jl.explain(jnp.sin, platform="tpu")
 
 
-def test_cuda_without_the_plugin_says_what_to_install(monkeypatch):
+def test_what_is_no_function():
+    with pytest.raises(TypeError, match="explain: f must be a function, got 3"):
+        jl.explain(3)
+
+
+@pytest.mark.parametrize("set_already", [False, True])
+def test_cuda_without_the_plugin_says_what_to_install(monkeypatch, set_already):
+    variable = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+    monkeypatch.delenv(variable, raising=False)
+    if set_already:
+        monkeypatch.setenv(variable, "1")
     from jax.experimental import topologies
 
     if any(d.platform == "gpu" for d in jax.devices()):
@@ -487,8 +527,10 @@ def test_cuda_without_the_plugin_says_what_to_install(monkeypatch):
     module = sys.modules["jax_layout.explain.explain"]  # the name is its function's
     monkeypatch.setattr(module, "_h100", module._h100.__wrapped__)  # not cached
     monkeypatch.setattr(topologies, "get_topology_desc", missing)
-    with pytest.raises(RuntimeError, match=r"pip install 'jax\[cuda13\]'"):
+    with pytest.raises(RuntimeError, match=r"pip install 'jax\[cuda13\]'") as error:
         jl.explain(jnp.sin, platform="cuda")(jnp.ones(3, F32))
+    assert (variable in str(error.value)) != set_already
+    assert "topology not implemented for cuda" in str(error.value)
 
 
 def optimised(f, instead):
@@ -527,6 +569,38 @@ def test_text(report):
     assert text.startswith("convolve on cpu: the compiled program has 3 reorders")
     assert "XLA's layout for the convolution" in text and "803 kB" in text
     assert "warning: w (" in text and "measured now" in text
+    assert "while other programs run" in text  # what is measured then is less
+
+
+def loss(w):
+    return (w @ w).sum()
+
+
+@pytest.mark.parametrize(
+    ("f", "name"),
+    [
+        (loss, "loss"),
+        (jax.jit(loss), "loss"),
+        (jax.checkpoint(loss), "loss"),
+        (jax.grad(loss), "grad(loss)"),
+        (jax.jit(jax.grad(loss)), "grad(loss)"),
+        (jax.checkpoint(jax.grad(loss)), "grad(loss)"),
+        (jl.optimize_layout(jax.grad(loss)), "grad(loss)"),
+        (jax.value_and_grad(loss), "value_and_grad(loss)"),
+        (jax.vmap(jax.grad(loss)), "vmap(grad(loss))"),
+        (jax.hessian(loss), "jacobian(jacobian(loss))"),
+        (functools.partial(loss), "loss"),
+    ],
+)
+def test_names_of_transformed_functions(f, name):
+    shape = (1, 4, 4) if name.startswith("vmap") else (4, 4)
+    assert explained(f, shape).function == name
+
+
+def test_formats_say_that_vectors_have_none():
+    report = explained(jnp.linalg.svd, (8, 8))
+    assert [v.name for v in report.values if v.role == "result"] == ["0", "2"]
+    assert "Memory formats, of arrays with two axes or more" in str(report)
 
 
 def test_rich(report):
@@ -556,15 +630,16 @@ def test_plot(report, tmp_path):
     assert "test_explain.py" in (tmp_path / "bytes.svg").read_text()
 
 
+def test_plot_of_another_kind(report, tmp_path):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match=r"must end in .png, .svg or .pdf, got 'x'"):
+        report.plot("x")
+    with pytest.raises(ValueError, match="there is no folder"):
+        report.plot(tmp_path / "nowhere" / "x.png")
+
+
 def test_plot_without_matplotlib_says_what_to_install(report, monkeypatch):
-    real = builtins.__import__
-
-    def missing(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         report.plot("bytes.png")
 

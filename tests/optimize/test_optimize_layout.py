@@ -518,6 +518,15 @@ def test_no_plan_moves_more_than_the_program():
     close(jax.jit(optimized)(x), jax.jit(f)(x))
 
 
+def test_what_is_no_function_or_platform():
+    with pytest.raises(TypeError, match="optimize_layout: f must be a function, got 3"):
+        jl.optimize_layout(3)
+    with pytest.raises(ValueError, match="optimize_layout: platform .* got 'foo'"):
+        jl.optimize_layout(conv, platform="foo")
+    for platform in ("cpu", "cuda", "tpu"):  # with or without such a device
+        jl.optimize_layout(conv, platform=platform)
+
+
 def test_bad_policies():
     with pytest.raises(TypeError, match=r"policy is 'auto', a memory format or a func"):
         jl.optimize_layout(conv, policy=3)

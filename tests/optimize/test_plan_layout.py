@@ -247,3 +247,9 @@ def test_bad_input():
         jl.load_plan(plan.to_json(), tiny_resnet, PARAMS, X[:1])
     with pytest.raises(TypeError, match="policy is 'auto'"):
         jl.plan_layout(tiny_resnet, PARAMS, X, policy=3)
+    with pytest.raises(ValueError, match="plan_layout: platform .* got 'foo'"):
+        jl.plan_layout(tiny_resnet, PARAMS, X, platform="foo")
+    with pytest.raises(TypeError, match="plan_layout: f must be a function, got 3"):
+        jl.plan_layout(3, PARAMS, X)
+    with pytest.raises(TypeError, match="load_plan: f must be a function, got 3"):
+        jl.load_plan(plan.to_json(), 3, PARAMS, X)
