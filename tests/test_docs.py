@@ -3,6 +3,7 @@
 
 import doctest
 import re
+import types
 from pathlib import Path
 
 import jax
@@ -55,6 +56,27 @@ def test_every_public_name_is_in_the_reference():
     mentioned = set(re.findall(r"`jl\.(\w+)`", page))
     missing = set(jl.__all__) - entries - mentioned
     assert not missing, f"docs/api.md lacks {sorted(missing)}"
+
+
+def test_docstrings_link_the_pages_that_they_name():
+    pytest.importorskip("griffe")
+    from docs.fence_doctests import FenceDoctests
+
+    text = "See docs/permute.md.\n\n>>> 1 + 1\n2"
+    shown = types.SimpleNamespace(docstring=types.SimpleNamespace(value=text))
+    FenceDoctests().on_object(obj=shown)
+    assert shown.docstring.value == (
+        "See [Permute](permute.html).\n\n```pycon\n>>> 1 + 1\n2\n```"
+    )
+
+
+# Columns of operators.md fit a phone; drawings are not wrapped as what is printed is.
+def test_tables_and_drawings_fit():
+    for line in (DOCS / "operators.md").read_text().splitlines():
+        assert line.count(" | ") <= 3
+    for page in PAGES:
+        fences = re.findall(r"^```(.*)$", page.read_text(), re.M)
+        assert page == ROOT / "README.md" or all(fences[::2]), page.name
 
 
 # A row of the PyTorch guide: two calls, then words.
