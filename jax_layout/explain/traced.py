@@ -299,23 +299,19 @@ def _product(step: _Step) -> Iterator[Advice]:
 
 
 def has_amx() -> bool:
-    """Whether bfloat16 products of ours run on AMX.
+    """Whether products of ours run on AMX.
 
     Elsewhere it depends on the processor and on jaxlib which of our 16-bit products
     are faster than XLA's, so none is recommended but those with a vector.
     """
-    square = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
-    kernel = gemm_kernel(
-        "cpu", square, square, spec="mk,kn->mn", precision=None, dtype=square.dtype
-    )
-    return kernel is not None and _who(kernel) == "AMX"
+    native = _backends.module("cpu")
+    return native is not None and native.isa()["level"] == "amx"
 
 
 def _who(kernel: Kernel) -> str:
     """Who computes a product on a CPU."""
     problem = {k: v for k, v in kernel.attributes.items() if k != "workspace"}
-    native: Any = _backends.module("cpu")
-    return native.gemm_implementation(**problem)
+    return _backends.module("cpu").gemm_implementation(**problem)
 
 
 def _spec(numbers: Any, a_rank: int, b_rank: int) -> str:
