@@ -51,6 +51,7 @@ from jax_layout.convnet.pooling import (
     adaptive_max_pool,
     avg_pool,
     max_pool,
+    max_unpool,
 )
 from jax_layout.convnet.shuffle import (
     channel_shuffle,
@@ -167,6 +168,7 @@ __all__ = [
     "matmul",
     "matrix_transpose",
     "max_pool",
+    "max_unpool",
     "maximum",
     "memory_format",
     "minimum",

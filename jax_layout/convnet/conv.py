@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from jax_layout.convnet.convolution import (
 from jax_layout.convnet.packed import conv_packed_p, packed_format
 from jax_layout.formats.annotations import FormattedArray
 from jax_layout.formats.memory_format import MemoryFormat, row_major
+from jax_layout.formats.physical import sizes
 from jax_layout.formats.tags import formatted, store, stored
 
 
@@ -169,19 +169,19 @@ def _problem(
     """What convolutions compute on: x and w, the result's format, and options."""
     space = weight.ndim - 2
     strides, dilations = (
-        _sizes("conv", name, value, space, 1)
+        sizes("conv", name, value, space, 1)
         for name, value in (("stride", stride), ("dilation", dilation))
     )
     taps = each(lambda k, d: (k - 1) * d + 1, weight.shape[2:], dilations)
     low, high = _pads(padding, taps, strides)
     out, inner = weight.shape[:2]
     _check_groups("conv", groups, x.shape[-space - 1], inner * groups, out)
-    sizes = x.shape[-space:]
-    room = each(lambda n, a, b, tap: n + a + b - tap, sizes, low, high, taps)
+    x_size = x.shape[-space:]
+    room = each(lambda n, a, b, tap: n + a + b - tap, x_size, low, high, taps)
     if any(size < 0 for size in room) or 0 in weight.shape[2:]:
         raise ValueError(
             "conv: kernel must have taps and fit into x, got kernel "
-            f"{weight.shape[2:]} for x {sizes}, padding={padding}, "
+            f"{weight.shape[2:]} for x {x_size}, padding={padding}, "
             f"dilation={dilations}."
         )
     y_size = each(lambda size, step: size // step + 1, room, strides)
@@ -190,7 +190,7 @@ def _problem(
     options = {
         "conv": Convolution(
             x_order=order, w_order=w_order, y_order=order,
-            x_size=sizes, w_size=weight.shape[2:], y_size=y_size,
+            x_size=x_size, w_size=weight.shape[2:], y_size=y_size,
             stride=strides, dilation=dilations, pad_low=low,
             groups=groups, x_block=block, y_block=block,
         ),
@@ -247,7 +247,7 @@ def conv_transpose(
     x, weight, *rest = _operands(name, x, weight, bias, of_groups=groups)
     space = weight.ndim - 2
     strides, dilations, pads, extra = (
-        _sizes(name, option, value, space, least)
+        sizes(name, option, value, space, least)
         for option, value, least in (
             ("stride", stride, 1),
             ("dilation", dilation, 1),
@@ -262,15 +262,15 @@ def conv_transpose(
         )
     out = weight.shape[1] * groups
     _check_groups(name, groups, x.shape[-space - 1], weight.shape[0], out)
-    sizes = x.shape[-space:]
+    x_size = x.shape[-space:]
     grown = each(
         lambda y, k, s, d, p, e: (y - 1) * s - 2 * p + (k - 1) * d + 1 + e,
-        *(sizes, weight.shape[2:], strides, dilations, pads, extra),
+        *(x_size, weight.shape[2:], strides, dilations, pads, extra),
     )
-    if 0 in weight.shape[2:] or 0 in sizes or any(size < 1 for size in grown):
+    if 0 in weight.shape[2:] or 0 in x_size or any(size < 1 for size in grown):
         raise ValueError(
             "conv_transpose: the result must not be empty, got spatial sizes "
-            f"{grown} for x {sizes}, kernel {weight.shape[2:]}, padding={pads}."
+            f"{grown} for x {x_size}, kernel {weight.shape[2:]}, padding={pads}."
         )
     physical, order, block, format = _memory(name, x, space, out)
     w, w_order = _weight(weight)
@@ -281,7 +281,7 @@ def conv_transpose(
         w,
         conv=Convolution(
             x_order=order, w_order=w_order, y_order=order,
-            x_size=grown, w_size=weight.shape[2:], y_size=sizes,
+            x_size=grown, w_size=weight.shape[2:], y_size=x_size,
             stride=strides, dilation=dilations, pad_low=pads,
             groups=groups, x_block=block, y_block=block,
         ),
@@ -320,24 +320,6 @@ def _operands(
     return [x, weight, bias]
 
 
-def _sizes(name: str, option: str, value: Any, space: int, least: int) -> Sizes:
-    try:
-        sizes = tuple(
-            operator.index(i)
-            for i in (value if isinstance(value, Sequence) else (value,) * space)
-        )
-    except TypeError:
-        raise TypeError(
-            f"{name}: {option} must be an int, or one per spatial axis, got {value!r}."
-        ) from None
-    if len(sizes) != space or any(size < least for size in sizes):
-        raise ValueError(
-            f"{name}: {option} must be at least {least} for each of {space} spatial "
-            f"axes, got {value!r}."
-        )
-    return sizes
-
-
 def _pads(padding: Any, taps: Sizes, strides: Sizes) -> tuple[Sizes, Sizes]:
     if padding == "same":
         if any(stride != 1 for stride in strides):
@@ -351,7 +333,7 @@ def _pads(padding: Any, taps: Sizes, strides: Sizes) -> tuple[Sizes, Sizes]:
             'conv: padding must be "same", "valid", an int or one per spatial axis, '
             f"got {padding!r}."
         )
-    even = _sizes("conv", "padding", 0 if padding == "valid" else padding, len(taps), 0)
+    even = sizes("conv", "padding", 0 if padding == "valid" else padding, len(taps), 0)
     return even, even
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_layout.formats.physical import aligned, floating
+from jax_layout.formats.physical import aligned, flags, floating, number
 from jax_layout.formats.tags import formatted, store, stored
 
 
@@ -33,7 +33,7 @@ def dropout(
       shape, dtype and memory format of `x`.
 
     Raises:
-      TypeError: if x is no floating-point array.
+      TypeError: if x is no floating-point array, or key no key.
       ValueError: if p is no probability.
 
     Source: `torch.nn.functional.dropout`.
@@ -43,7 +43,7 @@ def dropout(
     [0.0, 2.0]
     """
     x = floating("dropout", x)
-    _check("dropout", p)
+    _check("dropout", key, p, training)
     if not training or p == 0:
         return x
     physical, format = stored(x)
@@ -66,7 +66,7 @@ def dropout2d(
       shape, dtype and memory format of `x`.
 
     Raises:
-      TypeError: if x is no floating-point array.
+      TypeError: if x is no floating-point array, or key no key.
       ValueError: if p is no probability, or x has no spatial dimension.
 
     Source: `torch.nn.functional.dropout1d`, `dropout2d` and `dropout3d`.
@@ -76,7 +76,7 @@ def dropout2d(
     True
     """
     x = floating("dropout2d", x)
-    _check("dropout2d", p)
+    _check("dropout2d", key, p, training)
     if x.ndim < 3:
         raise ValueError(
             f"dropout2d: x must have shape (N, C, *spatial), got {x.shape}."
@@ -88,7 +88,16 @@ def dropout2d(
     return store(physical * aligned(_drop(ones, key, p, ones.shape), format), format)
 
 
-def _check(name: str, p: float) -> None:
+def _check(name: str, key: ArrayLike, p: float, training: bool) -> None:
+    kind = getattr(key, "dtype", None)
+    typed = kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
+    if not (jnp.shape(key) == () if typed else kind == jnp.uint32 and jnp.ndim(key)):
+        raise TypeError(
+            f"{name}: key must be one of jax.random, as in {name}(x, key, p), "
+            f"got {key!r}."
+        )
+    flags(name, training=training)
+    number(name, "p", p)
     if not 0 <= p <= 1:
         raise ValueError(f"{name}: p must be a probability from 0 to 1, got {p}.")
 

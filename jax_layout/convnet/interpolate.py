@@ -81,7 +81,15 @@ def interpolate(
         wanted = sizes("interpolate", "size", size, rank, 1)
         steps = [n / out for n, out in zip(x.shape[2:], wanted, strict=True)]
     else:
-        given = np.broadcast_to(np.asarray(scale_factor, float), (rank,)).tolist()
+        try:
+            given = np.broadcast_to(np.asarray(scale_factor, float), (rank,)).tolist()
+        except (TypeError, ValueError):
+            given = [math.nan]
+        if not all(0 < factor < math.inf for factor in given):
+            raise ValueError(
+                f"interpolate: scale_factor must be a number above 0, or {rank} of "
+                f"them, got {scale_factor!r}."
+            )
         wanted = tuple(
             math.floor(n * f) for n, f in zip(x.shape[2:], given, strict=True)
         )

@@ -8,6 +8,7 @@ one over it and the cotangent: `moments.py`.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,10 @@ from jax_layout.formats.physical import (
     aligned,
     array,
     axes,
+    flags,
     floating,
+    integer,
+    number,
     per_channel,
     wide,
 )
@@ -57,10 +61,10 @@ def batch_norm(
     Returns:
       shape, dtype and memory format of `x`. In training a tuple of that and the new
       running mean and variance, None where there are no old ones. Statistics of
-      16-bit types are computed in float32.
+      16- and 8-bit types are computed in float32.
 
     Raises:
-      TypeError: if x is no floating-point array.
+      TypeError: if x is no floating-point array, or arguments are of the wrong kind.
       ValueError: if shapes do not fit, or a channel has but one element in training.
 
     Source: `torch.nn.functional.batch_norm`.
@@ -71,6 +75,9 @@ def batch_norm(
     [-1.  1.] [0.2] [1.1]
     """
     x = _channels("batch_norm", x, running_mean, running_var, weight, bias)
+    flags("batch_norm", training=training)
+    number("batch_norm", "momentum", momentum)
+    number("batch_norm", "eps", eps, 0)
     physical, format = stored(x)
     over = axes(format, [0, *range(2, x.ndim)])
     if not training:
@@ -124,7 +131,7 @@ def instance_norm(
       shape, dtype and memory format of `x`.
 
     Raises:
-      TypeError: if x is no floating-point array.
+      TypeError: if x is no floating-point array, or arguments are of the wrong kind.
       ValueError: if shapes do not fit, or a channel has but one element.
 
     Source: `torch.nn.functional.instance_norm`, without running statistics.
@@ -133,6 +140,7 @@ def instance_norm(
     [[[-1.0, 1.0]]]
     """
     x = _channels("instance_norm", x, weight=weight, bias=bias)
+    number("instance_norm", "eps", eps, 0)
     if math.prod(x.shape[2:]) == 1:
         raise ValueError(
             "instance_norm: a channel must have more than one element, "
@@ -166,7 +174,7 @@ def group_norm(
       shape, dtype and memory format of `x`.
 
     Raises:
-      TypeError: if x is no floating-point array.
+      TypeError: if x is no floating-point array, or arguments are of the wrong kind.
       ValueError: if shapes do not fit, or C is not divisible by num_groups.
 
     Source: `torch.nn.functional.group_norm`.
@@ -176,8 +184,10 @@ def group_norm(
     [-1.0, 1.0, 0.0, 0.0]
     """
     x = _channels("group_norm", x, weight=weight, bias=bias)
+    num_groups = integer("group_norm", "num_groups", num_groups, 1)
+    number("group_norm", "eps", eps, 0)
     n, c = x.shape[:2]
-    if num_groups < 1 or c % num_groups:
+    if c % num_groups:
         raise ValueError(
             "group_norm: channels must be divisible by num_groups, "
             f"got {c} channels and num_groups={num_groups}."
@@ -231,7 +241,7 @@ def layer_norm(
       shape, dtype and memory format of `x`.
 
     Raises:
-      TypeError: if x is no floating-point array.
+      TypeError: if x is no floating-point array, or arguments are of the wrong kind.
       ValueError: if shapes do not fit.
 
     Source: `torch.nn.functional.layer_norm`.
@@ -240,11 +250,15 @@ def layer_norm(
     [[-1.0, 1.0]]
     """
     x = floating("layer_norm", x)
-    shape = (
-        (int(normalized_shape),)  # type: ignore[arg-type]
-        if np.ndim(normalized_shape) == 0
-        else tuple(normalized_shape)  # type: ignore[arg-type]
-    )
+    number("layer_norm", "eps", eps, 0)
+    try:
+        given = np.atleast_1d(normalized_shape).tolist()
+        shape = tuple(operator.index(n) for n in given)
+    except TypeError:
+        raise TypeError(
+            "layer_norm: normalized_shape must be an integer or a tuple of them, "
+            f"got {normalized_shape!r}."
+        ) from None
     if not shape or x.shape[-len(shape) :] != shape:
         raise ValueError(
             "layer_norm: normalized_shape must be the last dimensions of x, "
@@ -276,10 +290,11 @@ def softmax(x: ArrayLike, dim: int) -> Array:
       dim: logical dimension, which may be negative.
 
     Returns:
-      shape, dtype and memory format of `x`; computed in float32 for 16-bit types.
+      shape, dtype and memory format of `x`; computed in float32 for 16-
+      and 8-bit types.
 
     Raises:
-      TypeError: if x is no floating-point array.
+      TypeError: if x is no floating-point array, or arguments are of the wrong kind.
       ValueError: if x has no such dimension.
 
     Source: `torch.nn.functional.softmax`.
@@ -302,6 +317,7 @@ def log_softmax(x: ArrayLike, dim: int) -> Array:
 
 def _softmax(name: str, function: Any, x: ArrayLike, dim: int) -> Array:
     x = floating(name, x)
+    dim = integer(name, "dim", dim)
     if not -x.ndim <= dim < x.ndim:
         raise ValueError(
             f"{name}: dim must be a dimension of x, got {dim} for shape {x.shape}."

@@ -7,6 +7,7 @@ one spatial axis after the other, at a cost of k + k instead of k * k.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,16 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from jax_layout.convnet.windows import Window, counts, max_along, sum_along
-from jax_layout.formats.physical import array, floating, sizes, whole, wide
-from jax_layout.formats.tags import formatted, store
+from jax_layout.convnet.windows import (
+    Window,
+    counts,
+    max_along,
+    max_and_place,
+    sum_along,
+)
+from jax_layout.formats.memory_format import convert
+from jax_layout.formats.physical import array, flags, floating, sizes, whole, wide
+from jax_layout.formats.tags import formatted, store, stored
 
 
 @formatted
@@ -28,7 +36,8 @@ def max_pool(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
-) -> Array:
+    return_indices: bool = False,
+) -> Any:
     """The maximum of each window; NaN if there is one in it.
 
     Args:
@@ -40,10 +49,13 @@ def max_pool(
       padding: on either side, with values below all others; half a window at most.
       dilation: from element to element of a window.
       ceil_mode: whether a last window that does not fit counts, as far as it reaches.
+      return_indices: whether to tell where the maxima are, for `max_unpool`.
 
     Returns:
       shape `(N, C, *spatial)`, dtype and memory format of `x`. The gradient goes to
-      the first maximum of a window.
+      the first maximum of a window. With return_indices a tuple of that and of the
+      indices of those maxima in the flattened spatial dimensions of x, int32, of the
+      same shape and format.
 
     Raises:
       TypeError: if x is no array of real numbers.
@@ -55,16 +67,103 @@ def max_pool(
     [[5.0, 7.0], [13.0, 15.0]]
     """
     x = array("max_pool", x)
+    flags("max_pool", ceil_mode=ceil_mode, return_indices=return_indices)
     if jnp.issubdtype(x.dtype, jnp.complexfloating) or x.dtype == bool:
         raise TypeError(f"max_pool: x must hold real numbers, got {x.dtype}.")
     dims, windows = _windows(
         "max_pool", x, kernel_size, stride, padding, dilation, ceil_mode
     )
     physical, format = whole(x, dims)
+    axes = [format.axes(dim)[0] for dim in dims]
     # The last axis first: of equal elements the first in row-major order is chosen.
-    for dim, window in reversed(list(zip(dims, windows, strict=True))):
-        physical = max_along(physical, format.axes(dim)[0], window)
-    return store(physical, format)
+    backwards = list(zip(axes, windows, strict=True))[::-1]
+    if not return_indices:
+        for axis, window in backwards:
+            physical = max_along(physical, axis, window)
+        return store(physical, format)
+    place = jnp.zeros(physical.shape, np.int32)
+    step = 1
+    for axis, window in backwards:
+        place += step * lax.broadcasted_iota(np.int32, physical.shape, axis)
+        step *= window.extent
+    for axis, window in backwards:
+        physical, place = max_and_place(physical, place, axis, window)
+    return store(physical, format), store(place, format)
+
+
+@formatted
+def max_unpool(
+    x: ArrayLike,
+    indices: ArrayLike,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    output_size: Sequence[int] | None = None,
+) -> Array:
+    """Puts maxima back where `max_pool` found them, among zeros.
+
+    Args:
+      x: shape `(N, C, *spatial)`, or `(C, *spatial)`: see `max_pool`.
+      indices: integers of x's shape, in the flattened spatial dimensions of the
+        result, as `max_pool` returns them. Those out of range are dropped. Of
+        several elements with one index, one is kept, and has the gradient.
+      kernel_size: as `max_pool` had it, as are all.
+      stride: the same.
+      padding: the same.
+      output_size: the spatial dimensions of the result, or its whole shape, if it is
+        not the smallest that pools to x's.
+
+    Returns:
+      shape `(N, C, *spatial)`, dtype and memory format of `x`.
+
+    Raises:
+      TypeError: if x is no array, or indices are no integers.
+      ValueError: if shapes or numbers do not fit.
+
+    Source: `torch.nn.functional.max_unpool1d`, `max_unpool2d` and `max_unpool3d`.
+
+    >>> y, at = max_pool(jnp.arange(4.0).reshape(1, 1, 4), 2, return_indices=True)
+    >>> max_unpool(y, at, 2)[0, 0].tolist()
+    [0.0, 1.0, 0.0, 3.0]
+    """
+    name = "max_unpool"
+    x, indices = array(name, x), array(name, indices, "indices")
+    if not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise TypeError(f"{name}: indices must be integers, got {indices.dtype}.")
+    if indices.shape != x.shape:
+        raise ValueError(
+            f"{name}: indices must have the shape of x, got {indices.shape} for "
+            f"{x.shape}."
+        )
+    dims, kernel, strides, pads = _kernel(name, x, kernel_size, stride, padding)
+    least = [
+        (x.shape[dim] - 1) * s - 2 * p + k
+        for dim, k, s, p in zip(dims, kernel, strides, pads, strict=True)
+    ]
+    if output_size is None:
+        output_size = least
+    before = x.shape[: dims[0]]
+    if tuple(output_size[: -len(dims)]) == before:
+        output_size = output_size[-len(dims) :]
+    out = sizes(name, "output_size", output_size, len(dims), 1)
+    if any(abs(a - b) >= s for a, b, s in zip(out, least, strides, strict=True)):
+        raise ValueError(
+            f"{name}: output_size must be within a stride of {tuple(least)}, "
+            f"got {output_size} for x of shape {x.shape}."
+        )
+    physical, format = whole(x, dims)
+    at = convert(*stored(indices), format)
+    # Below 0 is out of range too, and not from the end.
+    at = jnp.where(at < 0, math.prod(out), at)
+    places: list[Any] = [
+        lax.broadcasted_iota(np.int32, physical.shape, axis)
+        for axis in range(physical.ndim)
+    ]
+    for dim, extent in reversed(list(zip(dims[1:], out[1:], strict=True))):
+        at, places[format.axes(dim)[0]] = at // extent, at % extent
+    places[format.axes(dims[0])[0]] = at
+    zeros = jnp.zeros(format.physical_shape((*before, *out)), x.dtype)
+    return store(zeros.at[tuple(places)].set(physical, mode="drop"), format)
 
 
 @formatted
@@ -102,6 +201,7 @@ def avg_pool(
     [[2.5, 4.5], [10.5, 12.5]]
     """
     x = floating("avg_pool", x)
+    flags("avg_pool", ceil_mode=ceil_mode, count_include_pad=count_include_pad)
     dims, windows = _windows("avg_pool", x, kernel_size, stride, padding, 1, ceil_mode)
     if divisor_override == 0:
         raise ValueError("avg_pool: divisor_override must not be 0.")
@@ -206,20 +306,13 @@ def _windows(
     dilation: Any,
     ceil_mode: bool,
 ) -> tuple[list[int], list[Window]]:
-    dims = _spatial(name, x, kernel_size)
-    rank = len(dims)
-    kernel = sizes(name, "kernel_size", kernel_size, rank, 1)
-    strides = kernel if stride is None else sizes(name, "stride", stride, rank, 1)
-    pads = sizes(name, "padding", padding, rank, 0)
-    dilations = sizes(name, "dilation", dilation, rank, 1)
+    dims, kernel, strides, pads = _kernel(
+        name, x, kernel_size, stride, padding, dilation
+    )
+    dilations = sizes(name, "dilation", dilation, len(dims), 1)
     windows = []
     for dim, k, s, p, d in zip(dims, kernel, strides, pads, dilations, strict=True):
         n, reach = x.shape[dim], (k - 1) * d + 1
-        if p > reach // 2:
-            raise ValueError(
-                f"{name}: padding must be half a window at most, got padding={p} for "
-                f"kernel_size={k} and dilation={d}."
-            )
         room = n + 2 * p - reach
         if room < 0:
             raise ValueError(
@@ -232,6 +325,32 @@ def _windows(
         high = (out - 1) * s + reach - p - n
         windows.append(Window(k, s, d, p, high, p, n, out))
     return dims, windows
+
+
+def _kernel(
+    name: str,
+    x: Array,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any = 1,
+) -> tuple[list[int], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The spatial dimensions, and for each of them extent, stride and padding."""
+    if np.ndim(kernel_size) and len(kernel_size) == 1 and x.ndim > 3:
+        (kernel_size,) = kernel_size  # one for all dimensions
+    dims = _spatial(name, x, kernel_size)
+    rank = len(dims)
+    kernel = sizes(name, "kernel_size", kernel_size, rank, 1)
+    strides = kernel if stride is None else sizes(name, "stride", stride, rank, 1)
+    pads = sizes(name, "padding", padding, rank, 0)
+    dilations = sizes(name, "dilation", dilation, rank, 1)
+    for k, p, d in zip(kernel, pads, dilations, strict=True):
+        if p > ((k - 1) * d + 1) // 2:
+            raise ValueError(
+                f"{name}: padding must be half a window at most, got padding={p} for "
+                f"kernel_size={k} and dilation={d}."
+            )
+    return dims, kernel, strides, pads
 
 
 def _output_size(name: str, x: Array, given: Any) -> tuple[list[int], tuple[int, ...]]:

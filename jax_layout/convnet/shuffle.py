@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,7 +13,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jax_layout.formats.memory_format import convert
-from jax_layout.formats.physical import array, unblocked, whole
+from jax_layout.formats.physical import array, integer, unblocked, whole
 from jax_layout.formats.tags import formatted, store, stored
 
 Mode = Literal["constant", "reflect", "replicate", "circular"]
@@ -46,6 +47,13 @@ def pad(
     [3, 2, 1, 2, 3, 2]
     """
     x = array("pad", x)
+    try:
+        pad = [operator.index(n) for n in pad]
+    except TypeError:
+        raise TypeError(
+            "pad: pad must hold two integers per dimension, from the last on, "
+            f"got {pad!r}."
+        ) from None
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
         raise ValueError(
             "pad: pad must hold two numbers per dimension, from the last on, "
@@ -57,7 +65,7 @@ def pad(
             f"got {mode!r}."
         )
     widths = {
-        x.ndim - 1 - i: (int(pad[2 * i]), int(pad[2 * i + 1]))
+        x.ndim - 1 - i: (pad[2 * i], pad[2 * i + 1])
         for i in range(len(pad) // 2)
         if pad[2 * i] or pad[2 * i + 1]
     }
@@ -111,8 +119,9 @@ def pixel_shuffle(x: ArrayLike, upscale_factor: int) -> Array:
     >>> pixel_shuffle(jnp.arange(4).reshape(1, 4, 1, 1), 2)[0, 0].tolist()
     [[0, 1], [2, 3]]
     """
-    x, r = _image("pixel_shuffle", x), int(upscale_factor)
-    if r < 1 or x.shape[1] % (r * r):
+    x = _image("pixel_shuffle", x)
+    r = integer("pixel_shuffle", "upscale_factor", upscale_factor, 1)
+    if x.shape[1] % (r * r):
         raise ValueError(
             "pixel_shuffle: channels must be divisible by upscale_factor squared, "
             f"got {x.shape[1]} channels and upscale_factor={r}."
@@ -140,8 +149,9 @@ def pixel_unshuffle(x: ArrayLike, downscale_factor: int) -> Array:
     >>> pixel_unshuffle(jnp.arange(4).reshape(1, 1, 2, 2), 2).ravel().tolist()
     [0, 1, 2, 3]
     """
-    x, r = _image("pixel_unshuffle", x), int(downscale_factor)
-    if r < 1 or x.shape[2] % r or x.shape[3] % r:
+    x = _image("pixel_unshuffle", x)
+    r = integer("pixel_unshuffle", "downscale_factor", downscale_factor, 1)
+    if x.shape[2] % r or x.shape[3] % r:
         raise ValueError(
             "pixel_unshuffle: height and width must be divisible by downscale_factor, "
             f"got shape {x.shape} and downscale_factor={r}."
@@ -170,11 +180,12 @@ def channel_shuffle(x: ArrayLike, groups: int) -> Array:
     [0, 2, 1, 3]
     """
     x = array("channel_shuffle", x)
+    groups = integer("channel_shuffle", "groups", groups, 1)
     if x.ndim < 2:
         raise ValueError(
             f"channel_shuffle: x must have shape (N, C, *spatial), got {x.shape}."
         )
-    if groups < 1 or x.shape[1] % groups:
+    if x.shape[1] % groups:
         raise ValueError(
             "channel_shuffle: channels must be divisible by groups, "
             f"got {x.shape[1]} channels and groups={groups}."
@@ -206,6 +217,7 @@ def concatenate(arrays: Sequence[ArrayLike], dim: int = 0) -> Array:
     """
     values = [array("concatenate", x, "every operand") for x in arrays]
     shapes = [x.shape for x in values]
+    dim = integer("concatenate", "dim", dim)
     if not values or not -values[0].ndim <= dim < values[0].ndim:
         raise ValueError(
             "concatenate: there must be arrays and dim must be one of their "

@@ -98,7 +98,7 @@ def _max_jvp(
     axis: int, window: Window, primals: tuple[Array], tangents: tuple[Array]
 ) -> tuple[Array, Array]:
     (x,), (tangent,) = primals, tangents
-    y, chosen = _first_max(x, axis, window)
+    y, chosen = first_max(x, axis, window)
     return y, pick_p(tangent, chosen, axis=axis, window=window)
 
 
@@ -125,25 +125,38 @@ def _reduce(x: Array, axis: int, window: Window, operator: Any) -> Array:
 
 
 def _lowest(dtype: Any) -> Any:
-    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+    """What no number is below; some 8-bit floating types have no infinity."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return jnp.iinfo(dtype).min
+    return -np.inf if np.isinf(np.array(np.inf, dtype)) else jnp.finfo(dtype).min
 
 
-def _first_max(x: Array, axis: int, window: Window) -> tuple[Array, Array]:
+def max_and_place(
+    x: Array, place: Array, axis: int, window: Window
+) -> tuple[Array, Array]:
+    """The maximum of each window, and what `place`, of x's shape, has there."""
+    _, chosen = first_max(lax.stop_gradient(x), axis, window)
+    return tuple(pick_p(v, chosen, axis=axis, window=window) for v in (x, place))
+
+
+def first_max(x: Array, axis: int, window: Window) -> tuple[Array, Array]:
     """The maximum of each window, and which of its elements that is."""
-    x = _pad(x, axis, window, -np.inf)
-    # Windows without a number above -inf choose their first that is no padding.
+    lowest = _lowest(x.dtype)
+    kind = np.uint8 if window.size < 256 else np.int32
+    x = _pad(x, axis, window, lowest)
+    # Windows without a number above the lowest choose their first that is no padding.
     missing = window.low - np.arange(window.out) * window.stride
-    first = np.maximum(-(-missing // window.dilation), 0).astype(np.uint8)
+    first = np.maximum(-(-missing // window.dilation), 0).astype(kind)
     value = _slice(x, axis, window, 0)
     shape = [1] * x.ndim
     shape[axis] = window.out
-    value = jnp.full_like(value, -np.inf)
+    value = jnp.full_like(value, lowest)
     chosen = jnp.broadcast_to(first.reshape(shape), value.shape)
     for i in range(window.size):
         candidate = _slice(x, axis, window, i)
         better = (candidate > value) | (candidate != candidate)
         value = jnp.where(better, candidate, value)
-        chosen = jnp.where(better, np.uint8(i), chosen)
+        chosen = jnp.where(better, kind(i), chosen)
     return value, chosen
 
 
@@ -182,7 +195,8 @@ def _spread(ct: Array, chosen: Array, *, axis: int, window: Window) -> Array:
     pads = [(0, 0, 0)] * ct.ndim
     pads[axis] = (reach, max(steps - window.out, 0), 0)
     ct = lax.pad(ct, np.zeros((), ct.dtype)[()], pads)
-    chosen = lax.pad(chosen, np.uint8(255), pads)
+    nowhere = np.array(np.iinfo(chosen.dtype).max, chosen.dtype)[()]
+    chosen = lax.pad(chosen, nowhere, pads)
     phases = []
     for phase in range(s):
         total = jnp.zeros((*ct.shape[:axis], steps, *ct.shape[axis + 1 :]), ct.dtype)

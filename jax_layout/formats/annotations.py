@@ -53,10 +53,19 @@ class FormattedArray:
     physical: Array
     format: MemoryFormat = dataclasses.field(metadata={"static": True})
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.format, MemoryFormat):
+            raise TypeError(
+                "FormattedArray: format must be a MemoryFormat, "
+                f"got {self.format!r}; FormattedArray.pack takes names too."
+            )
+
     @classmethod
-    def pack(cls, x: ArrayLike, format: MemoryFormat) -> FormattedArray:
-        """A plain array, brought to a format."""
-        return cls(format.pack(jnp.asarray(x)), format)
+    def pack(cls, x: ArrayLike, format: FormatLike) -> FormattedArray:
+        """A plain array, brought to a format: see `with_memory_format`."""
+        x = _array("FormattedArray.pack", x)
+        wanted = resolve("FormattedArray.pack", format, x.ndim)
+        return cls(wanted.pack(x), wanted)
 
     @property
     def shape(self) -> tuple[int, ...]:

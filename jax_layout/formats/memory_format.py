@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Sequence
 
+import numpy as np
 from jax import Array
 
 from jax_layout.permute import permute
@@ -76,8 +77,11 @@ class MemoryFormat:
         oneDNN: NCHW, NHWC, NCW, NWC, NCDHW, NDHWC, NCHW16c, OIHW, HWIO, OHWI.
 
         Raises:
+          TypeError: if name is no string.
           ValueError: if there is no format of this name.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"MemoryFormat.named: name must be a str, got {name!r}.")
         return _named(name)
 
     @property
@@ -99,7 +103,7 @@ class MemoryFormat:
 
     def axes(self, dim: int) -> tuple[int, ...]:
         """Physical axes of a logical dimension, the outermost first."""
-        dim %= self.ndim
+        dim = self._dim("axes", dim)
         return tuple(
             self.order.index((dim, atom)) for atom in range(len(self.blocks[dim]) + 1)
         )
@@ -129,14 +133,28 @@ class MemoryFormat:
         return tuple(sizes[atom] for atom in self.order)
 
     def logical_shape(self, physical_shape: Sequence[int]) -> tuple[int, ...]:
-        """The logical shape of an array that has this row-major shape in memory."""
+        """The logical shape of an array that has this row-major shape in memory.
+
+        Raises:
+          ValueError: if there are more or fewer axes than the format has in memory.
+        """
+        if len(physical_shape) != len(self.order):
+            raise ValueError(
+                f"memory format {self} has {len(self.order)} axes in memory, "
+                f"got shape {tuple(physical_shape)}."
+            )
         return tuple(
             math.prod(physical_shape[axis] for axis in self.axes(dim))
             for dim in range(self.ndim)
         )
 
     def pack(self, x: Array) -> Array:
-        """The row-major array of what lies in memory when x has this format."""
+        """The row-major array of what lies in memory when x has this format.
+
+        Raises:
+          ValueError: if the format is not one for the shape of x.
+        """
+        self.physical_shape(x.shape)
         return convert(x, row_major(self.ndim), self)
 
     def unpack(self, physical: Array) -> Array:
@@ -144,7 +162,17 @@ class MemoryFormat:
         return convert(physical, self, row_major(self.ndim))
 
     def transposed(self, axes: Sequence[int]) -> MemoryFormat:
-        """The format of `transpose(x, axes)` in the memory of an x of this one."""
+        """The format of `transpose(x, axes)` in the memory of an x of this one.
+
+        Raises:
+          ValueError: if axes do not hold each dimension once.
+        """
+        axes = [self._dim("transposed", axis) for axis in axes]
+        if sorted(axes) != list(range(self.ndim)):
+            raise ValueError(
+                "MemoryFormat.transposed: axes must reorder the dimensions of "
+                f"{self}, got {tuple(axes)}."
+            )
         place = {axis: i for i, axis in enumerate(axes)}
         return MemoryFormat(
             tuple(self.blocks[axis] for axis in axes),
@@ -160,12 +188,14 @@ class MemoryFormat:
           inner: size of the inner one.
 
         Raises:
-          ValueError: if the cut does not fall between the factors of an atom.
+          ValueError: if there is no such dimension, inner is less than 1, or the cut
+            does not fall between the factors of an atom.
 
         >>> groups = MemoryFormat.named("NHWC").split(1, 8)  # N, C/8, 8, H, W
         >>> groups.physical_shape((2, 4, 8, 5, 6))
         (2, 5, 6, 4, 8)
         """
+        dim, inner = self._dim("split", dim), _positive("split", inner)
         pieces: dict[int, tuple[int | None, int]] = {}  # of each atom, by the cut
         extent = 1  # of the dimension's atoms inside the one at hand
         for atom, size in reversed(list(enumerate((None, *self.blocks[dim])))):
@@ -193,7 +223,14 @@ class MemoryFormat:
 
     def merge(self, dim: int, inner: int) -> MemoryFormat:
         """The inverse of `split`: dimension `dim + 1`, of size `inner`, joins `dim`."""
-        rest = inner // math.prod(self.blocks[dim + 1])
+        dim, inner = self._dim("merge", dim), _positive("merge", inner)
+        block = math.prod(self.blocks[self._dim("merge", dim + 1)])
+        if inner % block:
+            raise ValueError(
+                f"MemoryFormat.merge: dimension {dim + 1} of {self} must be divisible "
+                f"by {block}, got size {inner}."
+            )
+        rest = inner // block
         depth = len(self.blocks[dim]) + 1
         return from_atoms(
             self.ndim - 1,
@@ -224,6 +261,15 @@ class MemoryFormat:
         """
         return [(d, a, self.blocks[d][a - 1] if a else None) for d, a in self.order]
 
+    def _dim(self, method: str, dim: int) -> int:
+        """A dimension, counted from the first."""
+        if not isinstance(dim, int | np.integer) or not -self.ndim <= dim < self.ndim:
+            raise ValueError(
+                f"MemoryFormat.{method}: {self} has {self.ndim} dimensions, "
+                f"got dimension {dim!r}."
+            )
+        return int(dim) % self.ndim
+
     def __str__(self) -> str:
         letters = {2: "NC", 3: "NCW", 4: "NCHW", 5: "NCDHW"}.get(self.ndim)
         if letters is None:
@@ -237,6 +283,15 @@ class MemoryFormat:
 
     def __repr__(self) -> str:
         return f"MemoryFormat({self})"
+
+
+def _positive(method: str, inner: int) -> int:
+    if not isinstance(inner, int | np.integer) or inner < 1:
+        raise ValueError(
+            f"MemoryFormat.{method}: inner must be an integer of at least 1, "
+            f"got {inner!r}."
+        )
+    return int(inner)
 
 
 FormatLike = MemoryFormat | Channels | str

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_layout.arguments import accumulator
 from jax_layout.formats.memory_format import MemoryFormat, convert
 from jax_layout.formats.tags import stored
 
@@ -32,8 +36,8 @@ def floating(name: str, x: Any, what: str = "x") -> Array:
 
 
 def wide(dtype: DTypeLike) -> DTypeLike:
-    """The dtype to sum and average in: float32 for 16-bit types."""
-    return jnp.promote_types(dtype, jnp.float32)
+    """The dtype to sum and average in: float32 for 16- and 8-bit types."""
+    return accumulator(dtype)
 
 
 def whole(x: Array, dims: Sequence[int]) -> tuple[Array, MemoryFormat]:
@@ -86,19 +90,52 @@ def per_channel(x: ArrayLike, format: MemoryFormat) -> Array:
 
 
 def sizes(name: str, what: str, given: Any, rank: int, least: int) -> tuple[int, ...]:
-    """A number per spatial dimension, from one for all or from one for each."""
+    """A number per spatial dimension, from one for all or from one for each.
+
+    A tuple of one number is one for all, as in PyTorch.
+    """
     try:
-        numbers = (operator.index(given),) * rank
+        found = (operator.index(given),) * rank
     except TypeError:
         try:
-            numbers = tuple(operator.index(size) for size in given)
+            found = tuple(operator.index(size) for size in given)
         except TypeError as error:
             raise TypeError(
                 f"{name}: {what} must be an integer or a tuple of them, got {given!r}."
             ) from error
-    if len(numbers) != rank or min(numbers, default=least) < least:
+    if len(found) == 1:
+        found *= rank
+    if len(found) != rank or min(found, default=least) < least:
         raise ValueError(
             f"{name}: {what} must hold {rank} integers of at least {least}, "
             f"got {given!r}."
         )
-    return numbers
+    return found
+
+
+def number(name: str, what: str, given: Any, least: float = -math.inf) -> None:
+    """Checks a real number; one that is traced has no value to check."""
+    if isinstance(given, Array) and given.ndim == 0:
+        given = 0 if isinstance(given, jax.core.Tracer) else given.item()
+    if not isinstance(given, float | int | np.number) or isinstance(given, bool):
+        raise TypeError(f"{name}: {what} must be a number, got {given!r}.")
+    if not given >= least:
+        raise ValueError(f"{name}: {what} must be at least {least}, got {given}.")
+
+
+def flags(name: str, **given: Any) -> None:
+    """Checks that arguments are True or False."""
+    for what, value in given.items():
+        if not isinstance(value, bool | int | np.bool_) or value not in (0, 1):
+            raise TypeError(f"{name}: {what} must be True or False, got {value!r}.")
+
+
+def integer(name: str, what: str, given: Any, least: int | None = None) -> int:
+    """An integer, as one of Python."""
+    try:
+        value = operator.index(given)
+    except TypeError:
+        raise TypeError(f"{name}: {what} must be an integer, got {given!r}.") from None
+    if least is not None and value < least:
+        raise ValueError(f"{name}: {what} must be at least {least}, got {value}.")
+    return value

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from safetensors import deserialize, safe_open
+from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save_file
 
 from jax_layout.formats.memory_format import MemoryFormat
@@ -116,11 +116,17 @@ def load(path: str | os.PathLike[str], like: Any = None) -> Any:
       `jax_enable_x64`; without it they become 32-bit ones, as always in JAX.
 
     Raises:
+      FileNotFoundError: if there is no file.
       ValueError: if `save` did not write the file, or `like` is of another structure
         or missing.
     """
-    with safe_open(os.fspath(path), framework="numpy") as file:
-        metadata = file.metadata() or {}
+    try:
+        with safe_open(os.fspath(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(
+            f"load: {os.fspath(path)} is not in the safetensors format: {error}."
+        ) from error
     if _KEY not in metadata:
         raise ValueError(f"load: {os.fspath(path)} was not written by jax_layout.save.")
     contents = json.loads(metadata[_KEY])

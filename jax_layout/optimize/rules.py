@@ -24,6 +24,7 @@ from jax_layout.formats.memory_format import (
     from_atoms,
     row_major,
 )
+from jax_layout.formats.pointwise import ELEMENTWISE
 
 Equation = Any
 # None: the operand can be made in any format at no cost, or is wanted in any.
@@ -479,18 +480,8 @@ def _dynamic(eqn: Equation, formats: Formats) -> Step | None:
     return Step([format] * operands + starts, [format], emit)
 
 
-_ELEMENTWISE = """
-abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt
-ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq erf
-erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p
-logistic lt max min mul name ne neg nextafter not or polygamma population_count pow
-pvary real reduce_precision rem round rsqrt select_n shift_left
-shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub
-tan tanh xor
-""".split()
-
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, elementwise),
+    **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys(
         [f"reduce_{name}" for name in ("sum", "max", "min", "prod", "and", "or")],
         reduction,

@@ -459,6 +459,117 @@ def test_pools_take_unbatched_input(name):
     np.testing.assert_array_equal(y, POOLS[name](x[None], kernel_size=2)[0])
 
 
+def test_one_number_in_a_tuple_is_for_all_dimensions():
+    x = numbers(np.float32)
+    expected = jl.avg_pool(x, 3, 2, 1)
+    np.testing.assert_array_equal(jl.avg_pool(x, 3, (2,), padding=(1,)), expected)
+    np.testing.assert_array_equal(jl.avg_pool(x, (3,), (2,), (1,)), expected)
+    line = x[..., 0]
+    expected = jl.avg_pool(line, 3, 2, 1)
+    np.testing.assert_array_equal(jl.avg_pool(line, (3,), (2,), (1,)), expected)
+    np.testing.assert_array_equal(jl.avg_pool(line[0], (3,), 2, 1), expected[0])
+
+
+WITH_INDICES = [
+    ((2,), {}),
+    ((3, 2, 1), {}),
+    (((2, 3), (1, 3), (1, 1), 2), {}),
+    ((3, 2, 1), {"ceil_mode": True}),
+]
+
+
+@pytest.mark.parametrize("args, options", WITH_INDICES)
+@each_format
+def test_max_pool_with_indices(args, options, format):
+    x = numbers(np.float32).round()  # has ties
+    x = x.at[0, 0].set(-np.inf).at[1, 2, 3, 2].set(np.nan)
+
+    def f(x):
+        x = jl.with_memory_format(x, format)
+        y, at = jl.max_pool(x, *args, **options, return_indices=True)
+        assert str(jl.memory_format(y)) == str(jl.memory_format(at)) == format
+        return y, at
+
+    y, at = jax.jit(f)(x)
+    assert at.dtype == np.int32
+    np.testing.assert_array_equal(y, jl.max_pool(x, *args, **options))
+    flat = jnp.take_along_axis(x.reshape(2, 8, -1), at.reshape(2, 8, -1), 2)
+    np.testing.assert_array_equal(flat.reshape(y.shape), y)
+    stacked = jax.vmap(f)(jnp.stack([x, x]))
+    np.testing.assert_array_equal(stacked[1], jnp.stack([at, at]))
+    ct = numbers(np.float32, y.shape)
+    if len(args) < 4:  # lax has no gradient of dilated windows
+        plain = jax.vjp(lambda x: jl.max_pool(x, *args, **options), x)[1]
+        (expected,), (mine,) = plain(ct), jax.vjp(lambda x: jax.jit(f)(x)[0], x)[1](ct)
+        np.testing.assert_allclose(mine, expected)
+    if torch is not None:
+        found = torch.nn.functional.max_pool2d(
+            t(x), *args, **options, return_indices=True
+        )
+        np.testing.assert_array_equal(at, found[1].numpy())
+
+
+def test_max_pool_with_indices_of_long_windows_and_integers():
+    x = numbers(np.float64, (1, 2, 600)).astype(int)
+    y, at = jl.max_pool(x, 300, return_indices=True)
+    windows = x.reshape(1, 2, 2, 300)
+    np.testing.assert_array_equal(y, windows.max(-1))
+    np.testing.assert_array_equal(at, windows.argmax(-1) + [0, 300])
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@each_format
+def test_max_unpool(rank, format):
+    if rank != 2:
+        format = jl.channels_first if format == "NCHW" else jl.channels_last
+    x = numbers(np.float64, (2, 8, 9, 8, 7)[: rank + 2])
+    y, at = jl.max_pool(x, 2, return_indices=True)
+
+    def f(y):
+        y = jl.with_memory_format(y, format)
+        out = jl.max_unpool(y, at, 2, output_size=x.shape)
+        assert jl.memory_format(out) == jl.memory_format(y)
+        return out
+
+    out, pull = jax.vjp(jax.jit(f) if format != "NCHW" else f, y)
+    np.testing.assert_array_equal(out, jnp.where(out != 0, x, 0))
+    assert (out != 0).sum() == y.size
+    ct = numbers(np.float64, x.shape)
+    back = jnp.take_along_axis(ct.reshape(2, 8, -1), at.reshape(2, 8, -1), 2)
+    np.testing.assert_array_equal(pull(ct)[0], back.reshape(y.shape))
+    np.testing.assert_array_equal(jax.vmap(f)(jnp.stack([y, 2 * y]))[1], 2 * out)
+    smaller = jl.max_unpool(y[0], at[0] * 0 - 1, (2,) * rank)
+    assert smaller.shape == (8, *(2 * n for n in y.shape[2:])) and not smaller.any()
+    if torch is not None:
+        g = getattr(torch.nn.functional, f"max_unpool{rank}d")
+        found = g(t(y), t(at).long(), 2, output_size=x.shape[2:])
+        np.testing.assert_array_equal(out, found.numpy())
+
+
+EIGHT_BITS = {
+    "softmax": lambda x: jl.softmax(x, 1),
+    "avg_pool": lambda x: jl.avg_pool(x, 2),
+    "max_pool": lambda x: jl.max_pool(x, 3, 1, 1),
+    "adaptive_avg_pool": lambda x: jl.adaptive_avg_pool(x, 4),
+    "layer_norm": lambda x: jl.layer_norm(x, 6),
+    "group_norm": lambda x: jl.group_norm(x, 4),
+    "batch_norm": lambda x: jl.batch_norm(x, None, None, training=True)[0],
+    "interpolate": lambda x: jl.interpolate(x, 12, mode="bilinear"),
+}
+
+
+@pytest.mark.parametrize("name", EIGHT_BITS)
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_8_bit_floats(name, dtype):
+    x = numbers(np.float32).astype(dtype)
+    y = EIGHT_BITS[name](x)
+    assert y.dtype == dtype  # as jax.nn.softmax has it
+    expected = EIGHT_BITS[name](x.astype(np.float32)).astype(dtype)
+    np.testing.assert_allclose(
+        np.asarray(y, np.float32), np.asarray(expected, np.float32), rtol=0.3
+    )
+
+
 def test_max_pool_long_windows_integers_and_second_derivatives():
     x = numbers(np.float64, (1, 2, 80))
     same(jl.max_pool(x, 40), x.reshape(1, 2, 2, 40).max(-1))
@@ -698,6 +809,15 @@ BAD = [
     (lambda x: jl.channel_shuffle(x, 5), r"channel_shuffle: channels must be divisible by groups, got 8 channels and groups=5"),
     (lambda x: jl.concatenate([], 0), r"concatenate: there must be arrays"),
     (lambda x: jl.concatenate([x, x[:1]], 1), r"concatenate: shapes must agree outside of dimension 1"),
+    (lambda x: jl.group_norm(x, -4), r"group_norm: num_groups must be at least 1, got -4"),
+    (lambda x: jl.batch_norm(x, BIAS, WEIGHT, eps=-5), r"batch_norm: eps must be at least 0, got -5"),
+    (lambda x: jl.layer_norm(x, 6, eps=np.nan), r"layer_norm: eps must be at least 0, got nan"),
+    (lambda x: jl.interpolate(x, scale_factor=np.nan), r"interpolate: scale_factor must be a number above 0, or 2 of them, got nan"),
+    (lambda x: jl.interpolate(x, scale_factor=(1, 2, 3)), r"interpolate: scale_factor must be .* got \(1, 2, 3\)"),
+    (lambda x: jl.channel_shuffle(x, 0), r"channel_shuffle: groups must be at least 1, got 0"),
+    (lambda x: jl.max_unpool(x, jnp.zeros((2, 8), int), 2), r"max_unpool: indices must have the shape of x, got \(2, 8\)"),
+    (lambda x: jl.max_unpool(x, jnp.zeros(x.shape, int), 2, output_size=(8, 12)), r"max_unpool: output_size must be within a stride of \(10, 12\), got \(8, 12\)"),
+    (lambda x: jl.conv(x, jnp.ones((8, 8, 3, 3), np.float32), stride=(1, 2, 3)), r"conv: stride must hold 2 integers of at least 1, got \(1, 2, 3\)"),
     (lambda x: jl.gelu(x, "fast"), r"gelu: approximate must be 'none' or 'tanh', got 'fast'"),
 ]  # fmt: skip
 
@@ -715,6 +835,20 @@ def test_bad_values(f, message):
         (lambda x: jl.max_pool(x, 2.5), r"max_pool: kernel_size must be an integer or"),
         (lambda x: jl.avg_pool(x.astype(int), 2), r"avg_pool: x must be of a floating dtype, got int64"),
         (lambda x: jl.batch_norm([1.0], None, None), r"batch_norm: x must be an array, got list"),
+        (lambda x: jl.layer_norm(x, None), r"layer_norm: normalized_shape must be an integer or a tuple of them, got None"),
+        (lambda x: jl.softmax(x, None), r"softmax: dim must be an integer, got None"),
+        (lambda x: jl.pad(x, 1), r"pad: pad must hold two integers per dimension, from the last on, got 1"),
+        (lambda x: jl.pad(x, (1.5, 1)), r"pad: pad must hold two integers per dimension"),
+        (lambda x: jl.group_norm(x, 4.0), r"group_norm: num_groups must be an integer, got 4.0"),
+        (lambda x: jl.pixel_shuffle(x, 2.5), r"pixel_shuffle: upscale_factor must be an integer, got 2.5"),
+        (lambda x: jl.dropout(x, 0.5), r"dropout: key must be one of jax.random, as in dropout\(x, key, p\), got 0.5"),
+        (lambda x: jl.dropout2d(x, jax.random.split(KEY)), r"dropout2d: key must be one of jax.random"),
+        (lambda x: jl.dropout(x, KEY, "a"), r"dropout: p must be a number, got 'a'"),
+        (lambda x: jl.batch_norm(x, BIAS, WEIGHT, training="False"), r"batch_norm: training must be True or False, got 'False'"),
+        (lambda x: jl.batch_norm(x, None, None, training=True, momentum=None), r"batch_norm: momentum must be a number, got None"),
+        (lambda x: jl.max_pool(x, 2, ceil_mode="no"), r"max_pool: ceil_mode must be True or False, got 'no'"),
+        (lambda x: jl.max_unpool(x, x, 2), r"max_unpool: indices must be integers, got float32"),
+        (lambda x: jl.conv(x, jnp.ones((8, 8, 3, 3), np.float32), stride="a"), r"conv: stride must be an integer or a tuple of them, got 'a'"),
         (lambda x: jl.concatenate([x, x.astype(int)]), r"concatenate: dtypes must agree, got float32, int64"),
     ],
 )  # fmt: skip

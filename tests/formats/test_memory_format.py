@@ -121,6 +121,63 @@ def test_bad_formats(format, error, message):
         jl.with_memory_format([1], "NCHW")
 
 
+NHWC = jl.MemoryFormat.named("NHWC")
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (
+            lambda: NHWC.pack(X[0, 0]),
+            ValueError,
+            r"NHWC is for arrays of 4 .*\(3, 4",
+        ),
+        (lambda: NHWC.unpack(X[0, 0]), ValueError, r"has 4 axes in memory, got .*3, 4"),
+        (
+            lambda: NHWC.split(9, 2),
+            ValueError,
+            r"split: NHWC has 4 dim.*, got .* 9",
+        ),
+        (lambda: NHWC.split(1, 0), ValueError, r"split: inner must be .* got 0"),
+        (lambda: NHWC.axes(4), ValueError, r"axes: NHWC has 4 dimensions, got .* 4"),
+        (lambda: NHWC.merge(3, 2), ValueError, r"merge: NHWC has 4 dimensions"),
+        (
+            lambda: jl.MemoryFormat.named("NCHW4c").merge(0, 2),
+            ValueError,
+            r"merge: dimension 1 of NCHW4c must be divisible by 4, got size 2",
+        ),
+        (
+            lambda: NHWC.transposed((0, 1)),
+            ValueError,
+            r"transposed: axes must reorder the dimensions of NHWC, got \(0, 1\)",
+        ),
+        (lambda: jl.MemoryFormat.named(3), TypeError, r"name must be a str, got 3"),
+        (
+            lambda: jl.FormattedArray(jnp.ones(3), "a"),
+            TypeError,
+            r"FormattedArray: format must be a MemoryFormat, got 'a'",
+        ),
+        (
+            lambda: jl.FormattedArray.pack(X, "NWC"),
+            ValueError,
+            r"FormattedArray.pack: memory format NWC is for arrays of 3 dim.*, got 4",
+        ),
+    ],
+)
+def test_bad_arguments_of_methods(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_formatted_arrays_take_names():
+    packed = jl.FormattedArray.pack(X, "NHWC")
+    assert packed.format == NHWC and packed.physical.shape == (2, 3, 4, 16)
+    np.testing.assert_array_equal(packed.logical(), X)
+    last = jl.FormattedArray.pack(X, jl.channels_last)
+    assert last.format == NHWC
+    assert NHWC.split(-3, 4) == NHWC.split(1, 4)
+
+
 def test_eager_arrays_are_moved():
     x = jl.with_memory_format(X, jl.channels_last)
     assert x.shape == X.shape and str(jl.memory_format(x)) == "NHWC"

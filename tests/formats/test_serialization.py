@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """save and load: values, structure, formats, and what other readers see."""
 
+import copy
 import dataclasses
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +59,18 @@ def test_dtypes(tmp_path, dtype):
     same(jl.load(tmp_path / "x"), x)
 
 
+def test_what_keeps_a_format_when_copied(tmp_path):
+    """Pickle and deepcopy are jax's own: values, row-major."""
+    x = jl.with_memory_format(X, jl.channels_last)
+    for y in (pickle.loads(pickle.dumps(x)), copy.deepcopy(x)):
+        assert str(jl.memory_format(y)) == "NCHW"
+        np.testing.assert_array_equal(y, X)
+    packed = jl.FormattedArray.pack(x, "NHWC")
+    for z in (pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
+        assert z.format == packed.format
+        np.testing.assert_array_equal(z.physical, X.transpose(0, 2, 3, 1))
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Layer:
@@ -98,5 +112,10 @@ def test_tracers_and_foreign_files_are_rejected(tmp_path):
     with pytest.raises(TypeError, match=r"save: arrays must be concrete"):
         jax.jit(lambda x: jl.save(tmp_path / "x", x))(X)
     numpy.save_file({"x": X}, tmp_path / "foreign")
+    (tmp_path / "text").write_text("some text, which is no header")
+    with pytest.raises(ValueError, match=r"load: .*text is not in the safetensors"):
+        jl.load(tmp_path / "text")
+    with pytest.raises(FileNotFoundError, match="absent"):
+        jl.load(tmp_path / "absent")
     with pytest.raises(ValueError, match=r"was not written by jax_layout.save"):
         jl.load(tmp_path / "foreign")
