@@ -52,7 +52,7 @@ struct ConvProblem {
   // as "OHWI64o"; w.strides are then row-major.
   std::string w_format;
   // Not kWeightGrad: products may be saved by transforms, which round otherwise
-  // than the plain sum, and spread what is not finite to its neighbours.
+  // than the plain sum.
   bool winograd = false;
   bool bias = false;  // kForward: [out_channels], dtype of y, added to y
   bool relu = false;  // kForward: after the bias

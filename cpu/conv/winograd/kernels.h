@@ -58,10 +58,16 @@ struct WinogradKernels {
                          const float* next, int64_t next_step);
 
   // m, [count, m_row] in each plane, to tiles of y, in which `channels` are
-  // written.
-  void (*output)(const WinogradTiles& tiles, const float* m, int64_t m_row,
-                 int64_t plane, int64_t first, int64_t count, int64_t channels,
-                 const float* bias, bool relu, float* y);
+  // written. Returns 0 if the sums, before bias and relu, are finite, else NaN.
+  float (*output)(const WinogradTiles& tiles, const float* m, int64_t m_row,
+                  int64_t plane, int64_t first, int64_t count, int64_t channels,
+                  const float* bias, bool relu, float* y);
+
+  // A tile of y, [panel], from what `input` and `filters` read, by plain sums.
+  void (*plain)(const WinogradTiles& tiles, const float* x, int64_t tile,
+                int64_t channels, const float* zeros, const float* w,
+                int64_t step, int64_t w_channel, int64_t w_row, int64_t w_col,
+                const float* bias, bool relu, float* y);
 };
 
 extern const WinogradKernels kWinogradAvx2;

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "cpu/clones.h"
 #include "cpu/conv/winograd/kernels.h"
 
 namespace jax_layout {
@@ -22,13 +23,19 @@ namespace {
 constexpr int kVectors = 2;    // of a panel
 constexpr int kPrefetch = 24;  // rows of b ahead
 
+template <class V, class Lanes>
+JAX_LAYOUT_INLINE typename V::Reg LoadEvery(const float* p, int64_t step,
+                                            Lanes lanes) {
+  return step == 1 ? V::Load(p) : V::Gather(p, lanes);
+}
+
 template <class V>
 void Filters(const float* w, int64_t step, int64_t w_channel, int64_t w_row,
              int64_t w_col, int64_t channels, float* u, int64_t plane) {
   using Reg = typename V::Reg;
   const auto lanes = V::Every(step);
   auto load = [&](const float* p) __attribute__((always_inline)) {
-    return step == 1 ? V::Load(p) : V::Gather(p, lanes);
+    return LoadEvery<V>(p, step, lanes);
   };
   const Reg half = V::Set(0.5f);
   for (int64_t c = 0; c < channels; ++c) {
@@ -59,26 +66,73 @@ void Filters(const float* w, int64_t step, int64_t w_channel, int64_t w_row,
   }
 }
 
+// The pixels that a tile reads; `zeros` are those of the padding.
+struct Pixels {
+  JAX_LAYOUT_INLINE Pixels(const WinogradTiles& tiles, const float* x,
+                           int64_t tile, const float* zeros) {
+    const WinogradImage& in = tiles.in;
+    const int64_t row = tile / tiles.cols;
+    const int64_t top = row % tiles.rows * 2 - tiles.pad_row;
+    const int64_t left = tile % tiles.cols * 2 - tiles.pad_col;
+    const float* image = x + row / tiles.rows * in.image;
+    for (int i = 0; i < 4; ++i) {
+      for (int j = 0; j < 4; ++j) {
+        const bool inside = top + i >= 0 && top + i < in.height &&
+                            left + j >= 0 && left + j < in.width;
+        at[i][j] =
+            inside ? image + (top + i) * in.row + (left + j) * in.col : zeros;
+      }
+    }
+  }
+
+  const float* at[4][4];
+};
+
+// The results that a tile writes: fewer than four at the image's ends.
+struct Results {
+  JAX_LAYOUT_INLINE Results(const WinogradTiles& tiles, float* y, int64_t tile)
+      : col(tiles.out.col), row(tiles.out.row) {
+    const WinogradImage& out = tiles.out;
+    const int64_t line = tile / tiles.cols;
+    const int64_t top = line % tiles.rows * 2;
+    const int64_t left = tile % tiles.cols * 2;
+    at = y + line / tiles.rows * out.image + top * row + left * col;
+    below = top + 1 < out.height;
+    right = left + 1 < out.width;
+  }
+
+  // z[i][j] with bias and relu. Returns the sum of those written, without.
+  template <class V, class Reg>
+  JAX_LAYOUT_INLINE Reg Store(const Reg (&z)[2][2], int64_t c,
+                              const float* bias, bool relu) const {
+    const Reg base = bias != nullptr ? V::Load(bias + c) : V::Zero();
+    Reg sum = V::Zero();
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j) {
+        if ((i == 1 && !below) || (j == 1 && !right)) continue;
+        sum = sum + z[i][j];
+        const Reg sum_and_bias = z[i][j] + base;
+        V::Store(at + i * row + j * col + c,
+                 relu ? V::Max(V::Zero(), sum_and_bias) : sum_and_bias);
+      }
+    }
+    return sum;
+  }
+
+  float* at;
+  int64_t col, row;
+  bool below, right;
+};
+
 template <class V>
 void Input(const WinogradTiles& tiles, const float* x, int64_t first,
            int64_t count, int64_t channels, const float* zeros, float* v,
            int64_t plane) {
   using Reg = typename V::Reg;
-  const WinogradImage& in = tiles.in;
   for (int64_t t = 0; t < count; ++t) {
-    const int64_t row = (first + t) / tiles.cols;
-    const int64_t top = row % tiles.rows * 2 - tiles.pad_row;
-    const int64_t left = (first + t) % tiles.cols * 2 - tiles.pad_col;
-    const float* image = x + row / tiles.rows * in.image;
-    const float* from[4][4];
-    for (int i = 0; i < 4; ++i) {
-      for (int j = 0; j < 4; ++j) {
-        const bool inside = top + i >= 0 && top + i < in.height &&
-                            left + j >= 0 && left + j < in.width;
-        from[i][j] =
-            inside ? image + (top + i) * in.row + (left + j) * in.col : zeros;
-      }
-    }
+    const Pixels pixels(tiles, x, first + t, zeros);
     float* to = v + t * channels;
     for (int64_t c = 0; c < channels; c += V::kLanes) {
       Reg s[4][4];
@@ -86,7 +140,7 @@ void Input(const WinogradTiles& tiles, const float* x, int64_t first,
       for (int j = 0; j < 4; ++j) {
         Reg d[4];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) d[i] = V::Load(from[i][j] + c);
+        for (int i = 0; i < 4; ++i) d[i] = V::Load(pixels.at[i][j] + c);
         s[0][j] = d[0] - d[2];
         s[1][j] = d[1] + d[2];
         s[2][j] = d[2] - d[1];
@@ -144,21 +198,15 @@ void Product(const float* a, int64_t a_row, const float* b, int64_t depth,
 }
 
 template <class V>
-void Output(const WinogradTiles& tiles, const float* m, int64_t m_row,
-            int64_t plane, int64_t first, int64_t count, int64_t channels,
-            const float* bias, bool relu, float* y) {
+float Output(const WinogradTiles& tiles, const float* m, int64_t m_row,
+             int64_t plane, int64_t first, int64_t count, int64_t channels,
+             const float* bias, bool relu, float* y) {
   using Reg = typename V::Reg;
-  const WinogradImage& out = tiles.out;
+  Reg nothing = V::Zero();
   for (int64_t t = 0; t < count; ++t) {
-    const int64_t row = (first + t) / tiles.cols;
-    const int64_t top = row % tiles.rows * 2;
-    const int64_t left = (first + t) % tiles.cols * 2;
-    float* to =
-        y + row / tiles.rows * out.image + top * out.row + left * out.col;
-    const bool below = top + 1 < out.height, right = left + 1 < out.width;
+    const Results to(tiles, y, first + t);
     const float* from = m + t * m_row;
     for (int64_t c = 0; c < channels; c += V::kLanes) {
-      const Reg base = bias != nullptr ? V::Load(bias + c) : V::Zero();
       Reg s[2][4];
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
@@ -170,17 +218,47 @@ void Output(const WinogradTiles& tiles, const float* m, int64_t m_row,
         s[0][j] = d[0] + d[1] + d[2];
         s[1][j] = d[1] - d[2] - d[3];
       }
-      auto store = [&](float* at, Reg z) __attribute__((always_inline)) {
-        z = z + base;
-        V::Store(at + c, relu ? V::Max(V::Zero(), z) : z);
-      };
-      store(to, s[0][0] + s[0][1] + s[0][2]);
-      if (right) store(to + out.col, s[0][1] - s[0][2] - s[0][3]);
-      if (below) store(to + out.row, s[1][0] + s[1][1] + s[1][2]);
-      if (below && right) {
-        store(to + out.row + out.col, s[1][1] - s[1][2] - s[1][3]);
+      Reg z[2][2];
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        z[i][0] = s[i][0] + s[i][1] + s[i][2];
+        z[i][1] = s[i][1] - s[i][2] - s[i][3];
+      }
+      nothing = nothing + V::Zero() * to.template Store<V>(z, c, bias, relu);
+    }
+  }
+  return V::Sum(nothing);
+}
+
+template <class V>
+void Plain(const WinogradTiles& tiles, const float* x, int64_t tile,
+           int64_t channels, const float* zeros, const float* w, int64_t step,
+           int64_t w_channel, int64_t w_row, int64_t w_col, const float* bias,
+           bool relu, float* y) {
+  using Reg = typename V::Reg;
+  const auto lanes = V::Every(step);
+  const Pixels pixels(tiles, x, tile, zeros);
+  const Results to(tiles, y, tile);
+  for (int v = 0; v < kVectors; ++v) {
+    const float* filter = w + v * V::kLanes * step;
+    Reg z[2][2];
+    for (auto& row : z) row[0] = row[1] = V::Zero();
+    for (int64_t k = 0; k < channels; ++k) {
+#pragma GCC unroll 3
+      for (int i = 0; i < 3; ++i) {
+#pragma GCC unroll 3
+        for (int j = 0; j < 3; ++j) {
+          const Reg tap = LoadEvery<V>(
+              filter + k * w_channel + i * w_row + j * w_col, step, lanes);
+#pragma GCC unroll 4
+          for (int at = 0; at < 4; ++at) {
+            Reg& sum = z[at / 2][at % 2];
+            sum = sum + tap * V::Set(pixels.at[at / 2 + i][at % 2 + j][k]);
+          }
+        }
       }
     }
+    to.template Store<V>(z, v * V::kLanes, bias, relu);
   }
 }
 
@@ -195,8 +273,8 @@ struct Products {
 
 template <class V>
 constexpr WinogradKernels KernelsOf() {
-  return {kVectors * V::kLanes,    V::kRows, Filters<V>, Input<V>,
-          Products<V>::all.data(), Output<V>};
+  return {kVectors * V::kLanes,    V::kRows,  Filters<V>, Input<V>,
+          Products<V>::all.data(), Output<V>, Plain<V>};
 }
 
 }  // namespace

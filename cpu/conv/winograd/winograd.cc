@@ -2,7 +2,9 @@
 //
 // The filters are transformed first, by all threads. Then each takes blocks of
 // tiles, whose transforms and products stay in its cache, while the filters
-// pass by.
+// pass by. Of an infinity the transforms make NaN, inf - inf, and of numbers
+// near the largest one infinity: tiles with such results are summed once more,
+// plainly.
 #include "cpu/conv/winograd/winograd.h"
 
 #include <algorithm>
@@ -39,8 +41,9 @@ struct WinogradPlan {
         out_channels(forward ? p.out_channels : p.in_channels),
         w_out(p.w.strides[forward ? 0 : 1]),
         w_in(p.w.strides[forward ? 1 : 0]),
-        w_row(p.w.strides[3]),
-        w_col(p.w.strides[4]) {
+        w_row(forward ? p.w.strides[3] : -p.w.strides[3]),
+        w_col(forward ? p.w.strides[4] : -p.w.strides[4]),
+        w_first(forward ? 0 : -2 * (w_row + w_col)) {
     const auto image = [](const ConvLayout& layout,
                           const std::array<int64_t, 3>& sizes) {
       return WinogradImage{sizes[1], sizes[2], layout.strides[0],
@@ -58,6 +61,7 @@ struct WinogradPlan {
   bool forward;
   int64_t channels, out_channels;
   int64_t w_out, w_in, w_row, w_col;  // steps, in elements
+  int64_t w_first;                    // where the first tap lies
   WinogradTiles tiles;
   int64_t count = 0;  // of tiles
 };
@@ -94,15 +98,6 @@ struct Cut {
   int64_t scratch, scratch_each;
   int64_t size;
 };
-
-// A panel's filters, transformed.
-void TransformFilters(const WinogradPlan& f, const WinogradKernels& kernels,
-                      const float* w, float* u, int64_t plane) {
-  const int64_t turn = f.forward ? 1 : -1;
-  if (!f.forward) w += 2 * f.w_row + 2 * f.w_col;
-  kernels.filters(w, f.w_out, f.w_in, turn * f.w_row, turn * f.w_col,
-                  f.channels, u, plane);
-}
 
 }  // namespace
 
@@ -154,13 +149,14 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
   const int64_t panel = kernels->panel, panels = f.out_channels / panel;
   const auto* x = static_cast<const float*>(f.forward ? buffers.x : buffers.y);
   auto* y = static_cast<float*>(f.forward ? buffers.y : buffers.x);
-  const auto* w = static_cast<const float*>(buffers.w);
+  const auto* w = static_cast<const float*>(buffers.w) + f.w_first;
   const auto* bias = static_cast<const float*>(buffers.bias);
   auto* memory = static_cast<float*>(buffers.workspace);
   const float* zeros = std::fill_n(memory, f.channels, 0.f) - f.channels;
 
   executor.ParallelFor(panels, [&](int64_t i) {
-    TransformFilters(f, *kernels, w + i * panel * f.w_out,
+    kernels->filters(w + i * panel * f.w_out, f.w_out, f.w_in, f.w_row, f.w_col,
+                     f.channels,
                      memory + cut.filters + i * kPositions * cut.filter_plane,
                      cut.filter_plane);
   });
@@ -190,9 +186,19 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
                   step);
             }
           }
-          kernels->output(f.tiles, m, panel, cut.sum_plane, first, count, panel,
-                          bias == nullptr ? nullptr : bias + j * panel,
-                          problem.relu, y + j * panel);
+          const float* add = bias == nullptr ? nullptr : bias + j * panel;
+          const auto finite = [&](int64_t t, int64_t tiles) {
+            return kernels->output(f.tiles, m + t * panel, panel, cut.sum_plane,
+                                   first + t, tiles, panel, add, problem.relu,
+                                   y + j * panel) == 0;
+          };
+          if (finite(0, count)) continue;
+          for (int64_t t = 0; t < count; ++t) {
+            if (finite(t, 1)) continue;
+            kernels->plain(f.tiles, x, first + t, f.channels, zeros,
+                           w + j * panel * f.w_out, f.w_out, f.w_in, f.w_row,
+                           f.w_col, add, problem.relu, y + j * panel);
+          }
         }
       });
   return Status::Ok();

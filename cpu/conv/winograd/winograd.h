@@ -3,8 +3,9 @@
 // Convolutions of 3 x 3 taps with 16 products where there were 36: Winograd's
 // F(2x2, 3x3) (minimal filtering, Winograd, 1980; Lavin and Gray, "Fast
 // Algorithms for Convolutional Neural Networks", CVPR 2016). Its transforms add
-// and halve, so that errors are of the size of the plain sum's; but what is not
-// finite reaches all four results of a tile.
+// and halve, so that errors are of the size of the plain sum's. Results that
+// are not finite are those of the plain sum, in which padding counts as zeros:
+// an infinite weight makes NaN of it.
 #ifndef JAX_LAYOUT_CPU_CONV_WINOGRAD_WINOGRAD_H_
 #define JAX_LAYOUT_CPU_CONV_WINOGRAD_WINOGRAD_H_
 
