@@ -58,7 +58,8 @@ def conv(
       groups: number of groups of channels that do not mix.
       activation: "relu" or None.
       precision: as in `jax.lax.conv_general_dilated`; on a CPU, "highest" asks for
-        plain sums where 3 x 3 taps are else summed by Winograd's algorithm.
+        plain sums where 3 x 3 taps are else summed by Winograd's algorithm, which
+        rounds otherwise.
       preferred_element_type: dtype of the sums and the result: int32 keeps those
         of int8, float32 those of 16-bit types. The dtype of `x` if left out; the
         sums of 16-bit types are in float32 all the same.

@@ -176,6 +176,16 @@ bool Slow(const std::string& implementation) {
          implementation.find("gemm") != std::string::npos;
 }
 
+// With AMX, versions before 3.13 read rows of x into a buffer that is too small
+// for steps longer than the kernel, and sum what they wrote over it (oneDNN's
+// pull request 5494).
+bool Wrong(const ConvProblem& p, const std::string& implementation) {
+  const bool steps = p.stride[0] > p.kernel[0] || p.stride[1] > p.kernel[1];
+  return p.pass == ConvPass::kForward && steps &&
+         implementation.find("amx") != std::string::npos &&
+         implementation.find("1x1") == std::string::npos;
+}
+
 }  // namespace
 
 std::string WeightsFormat(const ConvProblem& p, const_dnnl_memory_desc_t desc) {
@@ -382,7 +392,8 @@ dnnl_status_t MakeConvolution(const ConvProblem& p, const Way& way,
   status = dnnl.primitive_desc_query(desc, dnnl_query_impl_info_str, 0,
                                      &implementation);
   conv->implementation = implementation;
-  if (!status && !way.any && Slow(conv->implementation)) {
+  if (!status && ((!way.any && Slow(conv->implementation)) ||
+                  Wrong(p, conv->implementation))) {
     status = dnnl_unimplemented;
   }
   if (!status) {
