@@ -10,6 +10,7 @@
 
 #pragma GCC target("avx2,f16c,fma")
 #include "cpu/conv/depthwise/last.h"
+#include "cpu/conv/depthwise/plane_weights.h"
 #include "cpu/conv/depthwise/planes.h"
 #include "cpu/vectors/avx2.h"
 

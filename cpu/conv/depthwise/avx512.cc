@@ -13,6 +13,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,fma")
 #include "cpu/conv/depthwise/last.h"
+#include "cpu/conv/depthwise/plane_weights.h"
 #include "cpu/conv/depthwise/planes.h"
 #include "cpu/vectors/avx512.h"
 

@@ -4,6 +4,7 @@
 
 #include "core/conv/problem.h"
 #include "cpu/conv/depthwise/last.h"
+#include "cpu/conv/depthwise/plane_weights.h"
 #include "cpu/conv/depthwise/planes.h"
 
 namespace jax_layout {
