@@ -86,6 +86,8 @@ extern const PermuteFunctions kPermutePortable;
 #ifdef __x86_64__
 extern const PermuteFunctions kPermuteAvx2;
 extern const PermuteFunctions kPermuteAvx512;
+#elif defined(__aarch64__)
+extern const PermuteFunctions kPermuteNeon;
 #endif
 
 }  // namespace jax_layout

@@ -52,8 +52,7 @@ class Chooser {
         take_(plan.rank, 1),
         rows_(BlockLoop::kRows),
         cols_(BlockLoop::kCols) {
-    kernel_.stream =
-        plan.size >= kStreamBytes && &functions != &kPermutePortable;
+    kernel_.stream = plan.size >= kStreamBytes && functions.vector_bytes > 16;
     if (plan.rank == 0) return;
     // Tiles write whole lines of y if its columns begin on one.
     const int64_t column = plan.dims[plan.rank - 1].extent * plan.chunk;
@@ -268,6 +267,8 @@ const Kernels<const PermuteFunctions*> kKernels(
 #ifdef __x86_64__
                    {Isa::kAvx512, &kPermuteAvx512, HasVbmi},
                    {Isa::kAvx2, &kPermuteAvx2},
+#elif defined(__aarch64__)
+                   {Isa::kNeon, &kPermuteNeon},
 #endif
                    {Isa::kPortable, &kPermutePortable}});
 

@@ -15,6 +15,7 @@ namespace {
 struct Avx2Floats {
   using Reg = __m256;
   static constexpr int kLanes = 8;
+  static constexpr int kRegisters = 16;
 
   static JAX_LAYOUT_INLINE Reg Zero() { return _mm256_setzero_ps(); }
   static JAX_LAYOUT_INLINE Reg Set(float x) { return _mm256_set1_ps(x); }

@@ -14,6 +14,7 @@ namespace {
 struct Avx512Floats {
   using Reg = __m512;
   static constexpr int kLanes = 16;
+  static constexpr int kRegisters = 32;
 
   static JAX_LAYOUT_INLINE Reg Zero() { return _mm512_setzero_ps(); }
   static JAX_LAYOUT_INLINE Reg Set(float x) { return _mm512_set1_ps(x); }

@@ -2,11 +2,12 @@
 //
 // What happens to a finished product on its way to y: alpha, beta, bias,
 // activation or derivative, aux. Written once over a vector type V
-// (avx512.h, avx2.h) and included by one source file per instruction
+// (avx512.h, avx2.h, neon.h) and included by one source file per instruction
 // set; all is in an unnamed namespace, so that each file keeps its own machine
 // code. A vector type V offers
 //
 //   Reg, kLanes            with + - * of the compiler, contracted to FMAs
+//   kRegisters             of the processor
 //   Load(p, n), Store      n <= kLanes elements, as f32; all without n
 //   Max, Min               the second where either is NaN
 //   WherePositive(x, z)    z where x > 0, else 0

@@ -303,6 +303,8 @@ const Kernels<const DepthwiseKernels*> kKernels(
 #ifdef __x86_64__
                      {Isa::kAvx512, &kDepthwiseAvx512},
                      {Isa::kAvx2, &kDepthwiseAvx2},
+#elif defined(__aarch64__)
+                     {Isa::kNeon, &kDepthwiseNeon},
 #endif
                      {Isa::kPortable, &kDepthwisePortable}});
 

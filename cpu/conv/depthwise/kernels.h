@@ -115,6 +115,8 @@ constexpr int64_t PlaneScratch(int64_t plane, int64_t col_phases,
 extern const DepthwiseKernels kDepthwisePortable;
 #ifdef __x86_64__
 extern const DepthwiseKernels kDepthwiseAvx512, kDepthwiseAvx2;
+#elif defined(__aarch64__)
+extern const DepthwiseKernels kDepthwiseNeon;
 #endif
 
 namespace {

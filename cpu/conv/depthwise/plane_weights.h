@@ -66,7 +66,7 @@ void CorrelateColumns(const DepthwiseTile& b, int64_t col, int64_t k, int64_t l,
   };
   int64_t row = b.row_begin;
   if (rows.step == kStep && rows.spacing == 1) {
-    constexpr int kRows = V::kLanes == 16 ? 4 : 2;  // as there are registers
+    constexpr int kRows = V::kRegisters == 32 ? 4 : 2;
     for (; row + kRows <= b.row_end; row += kRows) {
       block.template operator()<kRows, kStep>(row, 1);
     }

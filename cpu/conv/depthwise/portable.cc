@@ -14,6 +14,7 @@ namespace {
 struct Lanes {
   using Reg = float __attribute__((vector_size(16)));
   static constexpr int kLanes = 4;
+  static constexpr int kRegisters = 16;
   static constexpr bool kHalves = false;
   static constexpr bool kMasks = false;
 

@@ -27,6 +27,8 @@ const Kernels<const GroupedKernels*> kKernels(
 #ifdef __x86_64__
                    {Isa::kAvx512, &kGroupedAvx512},
                    {Isa::kAvx2, &kGroupedAvx2},
+#elif defined(__aarch64__)
+                   {Isa::kNeon, &kGroupedNeon},
 #endif
                    {Isa::kPortable, &kGroupedPortable}});
 

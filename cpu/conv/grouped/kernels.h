@@ -58,6 +58,8 @@ struct GroupedKernels {
 extern const GroupedKernels kGroupedPortable;
 #ifdef __x86_64__
 extern const GroupedKernels kGroupedAvx512, kGroupedAvx2;
+#elif defined(__aarch64__)
+extern const GroupedKernels kGroupedNeon;
 #endif
 
 namespace {

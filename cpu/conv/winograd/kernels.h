@@ -72,6 +72,7 @@ struct WinogradKernels {
 
 extern const WinogradKernels kWinogradAvx2;
 extern const WinogradKernels kWinogradAvx512;
+extern const WinogradKernels kWinogradNeon;
 
 }  // namespace jax_layout
 

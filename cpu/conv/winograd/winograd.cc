@@ -30,6 +30,8 @@ const Kernels<const WinogradKernels*> kKernels("winograd",
                                                    {Isa::kAvx512,
                                                     &kWinogradAvx512},
                                                    {Isa::kAvx2, &kWinogradAvx2},
+#elif defined(__aarch64__)
+                                                   {Isa::kNeon, &kWinogradNeon},
 #endif
                                                });
 

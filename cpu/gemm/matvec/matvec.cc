@@ -23,6 +23,8 @@ const Kernels<MatvecFunction*> kKernels("matrix-vector",
 #ifdef __x86_64__
                                             {Isa::kAvx512, MatvecAvx512},
                                             {Isa::kAvx2, MatvecAvx2},
+#elif defined(__aarch64__)
+                                            {Isa::kNeon, MatvecNeon},
 #endif
                                         });
 
