@@ -11,10 +11,15 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake core cpu -type f)
 RELEASE := .venv-release
 BENCH ?= --set ml --json benchmarks/results/latest.json --plot benchmarks/results/latest.png
 
-.PHONY: test custom-op demo bench lint docs wheel cuda clean
+.PHONY: test test-arm custom-op demo bench lint docs wheel cuda clean
 
 test: $(VENV)/with-test,bench
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+# The CPU kernels built for AArch64, against plain loops, under qemu. Needs no environment,
+# but the packages g++-aarch64-linux-gnu and qemu-user-static.
+test-arm:
+	PYTHONPATH=tests $(PYTHON) tests/arm/emulate.py
 
 # A package that adds an operator: installed beside ours, and tested there.
 custom-op: $(VENV)/with-test

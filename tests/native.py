@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -15,21 +16,39 @@ def sources(*patterns):
     return [source for pattern in patterns for source in sorted(ROOT.glob(pattern))]
 
 
-def compile_library(folder, sources, *flags, optimize="-O1"):
-    """Builds sources, each in a process of its own, into a shared library."""
-    library = folder / "kernels.so"
+def compile_objects(folder, sources, *flags, optimize="-O1", compiler="g++"):
+    """Compiles sources, each in a process of its own, as many at a time as cores."""
     warnings = ("-Wall", "-Wextra", "-Werror")
-    command = ["g++", "-std=c++20", optimize, "-fPIC", *warnings, *flags, f"-I{ROOT}"]
+    command = [compiler, "-std=c++20", optimize, *warnings, *flags, f"-I{ROOT}"]
     objects = [folder / f"{i}_{source.stem}.o" for i, source in enumerate(sources)]
-    running = [
-        subprocess.Popen([*command, "-c", source, "-o", target])
-        for source, target in zip(sources, objects, strict=True)
-    ]
-    assert not any([process.wait() for process in running])
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        done = pool.map(
+            lambda source, target: subprocess.run(
+                [*command, "-c", source, "-o", target], check=False
+            ).returncode,
+            sources,
+            objects,
+        )
+        assert not any(list(done))
+    return objects
+
+
+def compile_library(folder, sources, *flags, optimize="-O1"):
+    """A shared library of sources."""
+    library = folder / "kernels.so"
+    objects = compile_objects(folder, sources, "-fPIC", *flags, optimize=optimize)
     subprocess.run(
         ["g++", "-shared", *flags, *objects, "-o", library, "-lpthread"], check=True
     )
     return library
+
+
+def compile_program(folder, sources, compiler="g++"):
+    """A program of sources, for the processor that the compiler makes them for."""
+    program = folder / "program"
+    objects = compile_objects(folder, sources, compiler=compiler)
+    subprocess.run([compiler, *objects, "-o", program, "-lpthread", "-ldl"], check=True)
+    return program
 
 
 def run_sanitized(*arguments, **environment):
