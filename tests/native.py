@@ -23,9 +23,11 @@ def compile_objects(folder, sources, *flags, optimize="-O1", compiler="g++"):
     objects = [folder / f"{i}_{source.stem}.o" for i, source in enumerate(sources)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         done = pool.map(
-            lambda source, target: subprocess.run(
-                [*command, "-c", source, "-o", target], check=False
-            ).returncode,
+            lambda source, target: (
+                subprocess.run(
+                    [*command, "-c", source, "-o", target], check=False
+                ).returncode
+            ),
             sources,
             objects,
         )
