@@ -197,6 +197,8 @@ void CheckFinish();
 void CheckMoments();
 void CheckIndex();
 void CheckGeam();
+// Of CheckMatvec(), on AArch64.
+void CheckVectors();
 
 }  // namespace jax_layout
 

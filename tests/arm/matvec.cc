@@ -189,6 +189,9 @@ void CheckMatvec() {
   }
   CheckRounding(DType::kBF16);
   CheckRounding(DType::kF16);
+#ifdef __aarch64__
+  if (BestIsa() == Isa::kNeon) CheckVectors();
+#endif
 }
 
 }  // namespace jax_layout
