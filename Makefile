@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# make test, make custom-op, make demo, make bench, make lint, make docs: each in a virtual
-# environment of its own making. make cuda adds the CUDA kernels to it; that needs nvcc, but no GPU.
+# make test, make custom-op, make demo, make bench, make bench-all, make lint, make docs:
+# each in a virtual environment of its own making. make cuda adds the CUDA kernels to it; that needs nvcc, but no GPU.
 # make wheel: what is released, in dist, tried where it is all that is installed.
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake core cpu -type f)
 RELEASE := .venv-release
 BENCH ?= --set ml --json benchmarks/results/latest.json --plot benchmarks/results/latest.png
 
-.PHONY: test test-arm custom-op demo bench lint docs wheel cuda clean
+.PHONY: test test-arm custom-op demo bench bench-all lint docs wheel cuda clean
 
 test: $(VENV)/with-test,bench
 	$(BIN)/python -m pytest -n auto --dist loadfile
@@ -31,6 +31,11 @@ demo: $(VENV)/with-demo
 
 bench: $(VENV)/with-bench
 	$(BIN)/python -m benchmarks.permute $(BENCH)
+
+# Everything that this machine can measure, in every profile: hours; QUICK=1 for a
+# quarter of an hour a profile, BENCH_ALL="--only gemm --minutes 30" and the like.
+bench-all: $(VENV)/with-bench,torch
+	$(BIN)/python -m benchmarks.all $(if $(QUICK),--quick) $(BENCH_ALL)
 
 lint: $(VENV)/with-lint,test,bench,demo
 	$(BIN)/ruff check

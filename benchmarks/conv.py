@@ -5,23 +5,21 @@ In networks, ours is made of this package's operators; "our conv" has only its
 convolution in the place of lax's.
 """
 
-import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 
 import jax_layout as jl
-from benchmarks import machine
+from benchmarks import profiles, runner
 from benchmarks.conv_cases import ConvCase, all_cases, value
 from benchmarks.display import show_products
 from benchmarks.harness import Contender, Timing, measure
-from benchmarks.results import CaseResult, Report
+from benchmarks.results import CaseResult
+from benchmarks.runner import Work
 
 try:
     import torch
@@ -31,36 +29,38 @@ except ImportError:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cases, shows and keeps what was measured; 1 if ours was wrong."""
-    options = _parse(arguments)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 120
+    parser = runner.parser("conv", __doc__, seconds=3.0)
+    add = parser.add_argument
+    add("--set", choices=["single", "loop", "network", "all"], default="all")
+    peers = 'only these: lax "our conv" torch "torch last"'
+    add("--peers", nargs="*", metavar="NAME", help=peers)
+    add("--device", choices=["cpu", "gpu"], default="cpu")
+    options = parser.parse_args(arguments)
+    console = runner.console()
     device = jax.devices(options.device)[0]
-    timing = Timing(
-        rounds=options.rounds or (3 if options.quick else 9),
-        seconds=0.3 if options.quick else options.seconds,
-        sample_seconds=4e-3,
-        settle_seconds=0.02,
-    )
-    done = []
-    for group, cases in all_cases().items():
-        for case in cases:
-            title = f"{case.group}: {case.name}"
-            if options.set in (group, "all") and (
-                not options.case or any(part in title for part in options.case)
-            ):
-                console.print(title, style="dim", highlight=False)
-                done.append(_measure_case(case, device, timing, options.peers))
+    timing = runner.timing(options, 9, sample_seconds=4e-3, settle_seconds=0.02)
+
+    def work(case: ConvCase) -> Work:
+        def run(on_round: Callable[[], None]) -> CaseResult:
+            return _measure_case(case, device, timing, options.peers, on_round)
+
+        return Work(case.group, case.name, case.config, run)
+
+    found = all_cases()
+    chosen = [group for group in found if options.set in (group, "all")]
+    cases = [work(case) for group in chosen for case in found[group]]
     settings = dataclasses.asdict(timing)
-    report = Report("conv", machine.describe(device), settings, tuple(done))
+    report = runner.record("conv", cases, options, settings, device, console)
     show_products(report, console)
-    if options.json:
-        report.save(options.json)
-    return int(any("ours" in case.skipped for case in done))
+    return int(runner.failed(report))
 
 
 def _measure_case(
-    case: ConvCase, device: jax.Device, timing: Timing, peers: Sequence[str] | None
+    case: ConvCase,
+    device: jax.Device,
+    timing: Timing,
+    peers: Sequence[str] | None,
+    on_round: Callable[[], None],
 ) -> CaseResult:
     parameters, x = case.operands()
     operands = jax.device_put((parameters, x), device)
@@ -81,7 +81,7 @@ def _measure_case(
     skipped = {}
     if contenders[1:] and (problem := _compare(first[0], first[1])):
         skipped["ours"] = problem
-    samples = measure(contenders, timing)
+    samples = measure(contenders, timing, on_round)
     moved = sum(leaf.nbytes for leaf in jax.tree.leaves((parameters, x)))
     return CaseResult(
         case.group, case.name, case.config, moved, tuple(samples), skipped
@@ -152,24 +152,5 @@ def _compare(found: np.ndarray, expected: np.ndarray) -> str | None:
     return None
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.conv", description=__doc__)
-    add = parser.add_argument
-    add("--set", choices=["single", "loop", "network", "all"], default="all")
-    add("--case", nargs="+", metavar="SUBSTRING", help='of "set: case"')
-    add(
-        "--peers",
-        nargs="*",
-        metavar="NAME",
-        help='only these: lax "our conv" torch "torch last"',
-    )
-    add("--device", choices=["cpu", "gpu"], default="cpu")
-    add("--rounds", type=int, metavar="N", help="samples per contender (9)")
-    add("--seconds", type=float, default=3.0, help="budget of a case (3)")
-    add("--quick", action="store_true", help="three rounds, small budget: a trial")
-    add("--json", type=Path, metavar="FILE", help="keep the numbers")
-    return parser.parse_args(arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(profiles.start(main))

@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times products of matrices: `python -m benchmarks.gemm --help`."""
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from benchmarks import machine
+from benchmarks import profiles, runner
 from benchmarks.display import show_products
 from benchmarks.gemm_cases import GemmCase, all_cases
 from benchmarks.harness import Contender, Role, Timing, measure
-from benchmarks.results import CaseResult, Report
+from benchmarks.results import CaseResult
+from benchmarks.runner import Work
 
 try:
     import torch
@@ -40,50 +37,37 @@ def main(
     found: Mapping[str, Sequence[GemmCase]] | None = None,
 ) -> int:
     """Runs the cases, shows and keeps what was measured; 1 if ours was wrong."""
-    options = _parse(arguments, name, groups)
+    parser = runner.parser(name, __doc__, seconds=4.0)
+    add = parser.add_argument
+    add("--set", choices=[*groups, "all"], default="all", help="which cases")
+    add("--peers", nargs="*", metavar="NAME", help='only these: jnp torch "jnp onednn"')
+    add("--device", choices=["cpu", "gpu"], default="cpu")
+    options = parser.parse_args(arguments)
     jax.config.update("jax_enable_x64", True)  # for the float64 cases
     device = jax.devices(options.device)[0]
-    console = Console()
-    if not console.is_terminal:
-        console.width = 120
-    found = found or all_cases()
-    cases = [
-        case
-        for group in groups
-        for case in found[group]
-        if options.set in (group, "all")
-        and (not options.case or any(part in _title(case) for part in options.case))
-    ]
+    console = runner.console()
     on_gpu = options.device == "gpu"
-    timing = Timing(
-        rounds=options.rounds or (3 if options.quick else 15),
-        seconds=0.3 if options.quick else options.seconds,
+    timing = runner.timing(
+        options,
+        rounds=15,
         sample_seconds=2e-2 if on_gpu else 4e-3,
         blocking=not on_gpu,
         settle_seconds=0.0 if on_gpu else 0.01,
     )
-    done = []
-    columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(cases) * timing.rounds)
-        for number, case in enumerate(cases):
-            progress.update(task, description=_title(case))
-            done.append(
-                _measure_case(
-                    case, device, timing, options.peers, lambda: progress.advance(task)
-                )
-            )
-            progress.update(task, completed=(number + 1) * timing.rounds)
+
+    def work(case: GemmCase) -> Work:
+        def run(on_round: Callable[[], None]) -> CaseResult:
+            return _measure_case(case, device, timing, options.peers, on_round)
+
+        return Work(case.group, case.name, case.config, run)
+
+    found = found or all_cases()
+    chosen = [group for group in groups if options.set in (group, "all")]
+    cases = [work(case) for group in chosen for case in found[group]]
     settings = dataclasses.asdict(timing)
-    report = Report(name, machine.describe(device), settings, tuple(done))
+    report = runner.record(name, cases, options, settings, device, console)
     show_products(report, console)
-    if options.json:
-        report.save(options.json)
-    return int(any("ours" in label for case in done for label in case.skipped))
-
-
-def _title(case: GemmCase) -> str:
-    return f"{case.group}: {case.name} {case.dtype}"
+    return int(runner.failed(report))
 
 
 def _measure_case(
@@ -203,21 +187,5 @@ def _compare(found: np.ndarray, expected: np.ndarray, dtype: str) -> str | None:
     return None
 
 
-def _parse(
-    arguments: Sequence[str] | None, name: str, groups: Sequence[str]
-) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"benchmarks.{name}", description=__doc__)
-    add = parser.add_argument
-    add("--set", choices=[*groups, "all"], default="all", help="which cases")
-    add("--case", nargs="+", metavar="SUBSTRING", help='of "set: case dtype"')
-    add("--peers", nargs="*", metavar="NAME", help='only these: jnp torch "jnp onednn"')
-    add("--device", choices=["cpu", "gpu"], default="cpu")
-    add("--rounds", type=int, metavar="N", help="samples per contender (15)")
-    add("--seconds", type=float, default=4.0, help="budget of a case (4)")
-    add("--quick", action="store_true", help="three rounds, small budget: a trial")
-    add("--json", type=Path, metavar="FILE", help="keep the numbers")
-    return parser.parse_args(arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(profiles.start(main))

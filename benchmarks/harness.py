@@ -62,7 +62,8 @@ class Timing:
 
     Attributes:
       rounds: samples of each contender, fewer (but three) if `seconds` run out.
-      seconds: budget of a case, all its contenders together.
+      seconds: budget of a case, all its contenders together; one whose call takes
+        twice that, and a second, gives one sample.
       sample_seconds: a sample repeats a short call until it lasts about this long.
       blocking: wait for every call, as on a CPU, or once per sample: on a GPU many
         launches between two synchronisations leave the launch latency out.
@@ -118,17 +119,21 @@ def measure(
     index = 0
     with _no_garbage_collection():
         calls = []
-        for contender in contenders:
-            once, _ = _run(contender, index, 1, timing.blocking)
+        for k, contender in enumerate(contenders):
+            once, faulted = _run(contender, index, 1, timing.blocking)
             if once < 0.05:  # the first call also warms up; a long one hides it
-                once, _ = _run(contender, index + 1, 1, timing.blocking)
+                once, faulted = _run(contender, index + 1, 1, timing.blocking)
+            if once > max(1.0, 2 * timing.seconds):  # no time for more
+                seconds[k].append(once)
+                faults[k].append(faulted)
             calls.append(calls_per_sample(once, timing.sample_seconds))
             index += 2
         end = time.perf_counter() + timing.seconds
+        turns = [k for k in range(count) if not seconds[k]]
         for done in range(timing.rounds):
             if done >= 3 and time.perf_counter() > end:
                 break
-            for k in rotation(count, done):
+            for k in (turns[i] for i in rotation(len(turns), done)):
                 index = _settle(contenders[k], index, timing.settle_seconds)
                 elapsed, faulted = _run(contenders[k], index, calls[k], timing.blocking)
                 seconds[k].append(elapsed)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import jax_layout as jl
+from benchmarks import profiles
 from benchmarks.gemm import main
 from benchmarks.gemm_cases import GemmCase
 
@@ -84,4 +85,5 @@ def all_cases() -> dict[str, list[GemmCase]]:
 
 if __name__ == "__main__":
     found = all_cases()
-    sys.exit(main(name="index", groups=tuple(found), found=found))
+    run = functools.partial(main, name="index", groups=tuple(found), found=found)
+    sys.exit(profiles.start(run))

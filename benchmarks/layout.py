@@ -1,28 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times functions as they are and in the formats that `optimize_layout` finds.
 
-`python -m benchmarks.layout --json benchmarks/results/layout-latest.json`
+`python -m benchmarks.layout --help`.
 """
 
-import argparse
 import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from rich.console import Console
 from rich.table import Table
 
 import jax_layout as jl
-from benchmarks import machine
+from benchmarks import profiles, runner
 from benchmarks.harness import Contender, Timing, measure
-from benchmarks.results import CaseResult, Report
+from benchmarks.results import CaseResult
+from benchmarks.runner import Work
 from tests import nets
 
 
@@ -167,7 +165,7 @@ def model_cases() -> Iterator[Case]:
 SETS = {"nets": cases, "models": model_cases}
 
 
-def run(case: Case, timing: Timing) -> CaseResult:
+def run(case: Case, timing: Timing, on_round: Callable[[], None]) -> CaseResult:
     """Checks a case, and times it as it is and optimised."""
     theirs = jax.jit(case.f).lower(*case.args).compile()
     args = case.args
@@ -186,7 +184,8 @@ def run(case: Case, timing: Timing) -> CaseResult:
         Contender("ours", "ours", lambda _: ours(*args), jax.block_until_ready),
         Contender("jax", "peer", lambda _: theirs(*case.args), jax.block_until_ready),
     ]
-    samples = measure([c for c in contenders if c.family not in skipped], timing)
+    contenders = [c for c in contenders if c.family not in skipped]
+    samples = measure(contenders, timing, on_round)
     config = {"planned": str(case.planned)}
     if report is not None:
         config |= {
@@ -209,44 +208,35 @@ def _close(found: Any, expected: Any) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cases, shows and keeps what was measured; 1 if ours was wrong."""
-    parser = argparse.ArgumentParser(prog="benchmarks.layout", description=__doc__)
+    parser = runner.parser("layout", __doc__, seconds=4.0)
     parser.add_argument("--set", choices=SETS, default="nets", help="which cases")
-    parser.add_argument("--case", action="append", help="cases whose names hold this")
-    parser.add_argument("--json", type=Path, help="where to keep the results")
-    parser.add_argument(
-        "--merge", action="store_true", help="keep what the file has of other cases"
-    )
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--seconds", type=float, default=4.0, help="for each case")
     options = parser.parse_args(arguments)
-    timing = Timing(options.rounds, options.seconds, settle_seconds=0.02)
+    console = runner.console()
+    timing = runner.timing(options, 11, settle_seconds=0.02)
+
+    def work(case: Case) -> Work:
+        def measured(on_round: Callable[[], None]) -> CaseResult:
+            return run(case, timing, on_round)
+
+        return Work("layout", case.name, {"planned": str(case.planned)}, measured)
+
+    works = [work(case) for case in SETS[options.set]()]
+    device = jax.devices("cpu")[0]
+    settings = dataclasses.asdict(timing)
+    report = runner.record("layout", works, options, settings, device, console)
     table = Table("case", "jax ms", "ours ms", "times", "MB moved", "then")
-    done = []
-    for case in SETS[options.set]():
-        if options.case and not any(part in case.name for part in options.case):
-            continue
-        result = run(case, timing)
-        done.append(result)
+    for result in report.cases:
         ours, jax_ = (result.sample(family, False) for family in ("ours", "jax"))
         moved = (result.config.get(f"{i}_bytes", "0") for i in ("original", "planned"))
         table.add_row(
-            case.name,
+            result.name,
             *(f"{1e3 * s.median:.2f}" if s else "wrong" for s in (jax_, ours)),
             f"{result.speedup('jax', False) or 0:.2f}",
             *(f"{int(b) / 1e6:.1f}" for b in moved),
         )
-    Console().print(table)
-    described = machine.describe(jax.devices("cpu")[0])
-    report = Report("layout", described, dataclasses.asdict(timing), tuple(done))
-    if options.json:
-        if options.merge and options.json.exists():
-            names = [result.name for result in done]
-            others = Report.load(options.json).cases
-            kept = [result for result in others if result.name not in names]
-            report = dataclasses.replace(report, cases=(*kept, *done))
-        report.save(options.json)
-    return int(any(result.skipped for result in done))
+    console.print(table)
+    return int(runner.failed(report))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(profiles.start(main))

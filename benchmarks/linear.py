@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times linear layers, forward and backward: `python -m benchmarks.linear --help`."""
 
+import functools
 import sys
 
+from benchmarks import profiles
 from benchmarks.gemm import main
 
 if __name__ == "__main__":
-    sys.exit(main(name="linear", groups=("linear",)))
+    run = functools.partial(main, name="linear", groups=("linear",))
+    sys.exit(profiles.start(run))

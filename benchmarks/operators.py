@@ -5,26 +5,24 @@ Every contender gets its arrays in the format, and returns them in it: ours tagg
 jax.numpy with the axes in that order, torch with strides.
 """
 
-import argparse
 import dataclasses
 import functools
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from rich.console import Console
 
 import jax_layout as jl
-from benchmarks import machine
+from benchmarks import profiles, runner
 from benchmarks.display import show_products
 from benchmarks.harness import Contender, Timing, measure
-from benchmarks.results import CaseResult, Report
+from benchmarks.results import CaseResult
+from benchmarks.runner import Work
 from jax_layout.formats.tags import store, stored
 
 try:
@@ -198,6 +196,7 @@ def _measure_case(
     gradient: bool,
     device: jax.Device,
     timing: Timing,
+    on_round: Callable[[], None],
 ) -> CaseResult:
     format = jl.MemoryFormat.named(name)
     axes = format.permutation
@@ -235,12 +234,19 @@ def _measure_case(
         elif not np.allclose(found, expected, atol=1e-3):
             skipped[contender.label] = "differs from ours"
             contenders.remove(contender)
-    samples = measure(contenders, timing)
-    direction = "gradient" if gradient else "forward"
-    title = f"{operator.name} {'x'.join(map(str, shape))} {name}"
-    config = {"shape": str(shape), "format": name, "dtype": "float32"}
+    samples = measure(contenders, timing, on_round)
     moved = x.nbytes + ct.nbytes * (2 if gradient else 1) + gradient * x.nbytes
-    return CaseResult(direction, title, config, moved, tuple(samples), skipped)
+    names = _names(operator, shape, name, gradient)
+    return CaseResult(*names, moved, tuple(samples), skipped)
+
+
+def _names(
+    operator: Operator, shape: tuple[int, ...], format: str, gradient: bool
+) -> tuple[str, str, dict[str, str]]:
+    """The group, the name and what defines a case."""
+    title = f"{operator.name} {'x'.join(map(str, shape))} {format}"
+    config = {"shape": str(shape), "format": format, "dtype": "float32"}
+    return "gradient" if gradient else "forward", title, config
 
 
 def _torch_contender(
@@ -276,40 +282,32 @@ def _torch_contender(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cases, shows and keeps what was measured; 1 if results differed."""
-    parser = argparse.ArgumentParser(prog="benchmarks.operators", description=__doc__)
-    add = parser.add_argument
-    add("--case", nargs="+", metavar="SUBSTRING", help='of "avg_pool 2/2/0 ... NHWC"')
-    add(
-        "--rounds", type=int, default=15, metavar="N", help="samples per contender (15)"
-    )
-    add("--seconds", type=float, default=0.8, help="budget of a case (0.8)")
-    add("--json", type=Path, metavar="FILE", help="keep the numbers")
-    options = parser.parse_args(arguments)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 120
+    options = runner.parser("operators", __doc__, seconds=0.8).parse_args(arguments)
+    console = runner.console()
     device = jax.devices("cpu")[0]
-    timing = Timing(
-        rounds=options.rounds,
-        seconds=options.seconds,
-        sample_seconds=4e-3,
-        settle_seconds=0.02,  # torch's threads take a core for 6 to 10 ms
-    )
-    done = []
-    for operator, shape, name, gradient in itertools.product(
-        OPERATORS, _SHAPES, ("NCHW", "NHWC"), (False, True)
-    ):
-        title = f"{operator.name} {'x'.join(map(str, shape))} {name}"
-        if options.case and not any(part in title for part in options.case):
-            continue
-        done.append(_measure_case(operator, shape, name, gradient, device, timing))
+    # torch's threads take a core for 6 to 10 ms
+    timing = runner.timing(options, 15, sample_seconds=4e-3, settle_seconds=0.02)
+
+    def work(
+        operator: Operator, shape: tuple[int, ...], format: str, gradient: bool
+    ) -> Work:
+        def run(on_round: Callable[[], None]) -> CaseResult:
+            given = operator, shape, format, gradient, device, timing, on_round
+            return _measure_case(*given)
+
+        return Work(*_names(operator, shape, format, gradient), run)
+
+    cases = [
+        work(*given)
+        for given in itertools.product(
+            OPERATORS, _SHAPES, ("NCHW", "NHWC"), (False, True)
+        )
+    ]
     settings = dataclasses.asdict(timing)
-    report = Report("operators", machine.describe(device), settings, tuple(done))
+    report = runner.record("operators", cases, options, settings, device, console)
     show_products(report, console)
-    if options.json:
-        report.save(options.json)
-    return int(any(case.skipped for case in done))
+    return int(any(case.skipped for case in report.cases))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(profiles.start(main))

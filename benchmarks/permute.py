@@ -6,14 +6,11 @@ import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from benchmarks import display, machine, plot
+from benchmarks import display, plot, profiles, runner
 from benchmarks.buffers import ROTATION, Buffers, always_allocate_new_pages, bits
 from benchmarks.harness import Contender, Timing, measure
 from benchmarks.peers import (
@@ -26,7 +23,8 @@ from benchmarks.peers import (
     torch_peer,
 )
 from benchmarks.permute_cases import PermuteCase, all_cases
-from benchmarks.results import CaseResult, Report
+from benchmarks.results import CaseResult
+from benchmarks.runner import Work
 
 _LIBRARIES = (
     jax_peers,
@@ -43,36 +41,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     always_allocate_new_pages()
     device = jax.devices(options.device)[0]
-    console = Console()
-    if not console.is_terminal:
-        console.width = 120
-    cases = select(options.set, options.case)
-    if not cases:
-        console.print("no such case")
-        return 2
-    timing = _timing(options)
+    console = runner.console()
+    on_gpu = options.device == "gpu"
+    timing = runner.timing(
+        options,
+        rounds=15,
+        sample_seconds=2e-2 if on_gpu else 2e-4,
+        blocking=not on_gpu,
+        settle_seconds=0.0 if on_gpu else 1e-3,
+    )
     rotation = ROTATION // 8 if options.quick else ROTATION
-    done = []
-    with _progress(console) as progress:
-        task = progress.add_task("", total=len(cases) * timing.rounds)
-        for number, case in enumerate(cases):
-            progress.update(task, description=f"{case.group} {case.name}")
 
-            def on_round() -> None:
-                progress.advance(task)
+    def work(case: PermuteCase) -> Work:
+        def run(on_round: Callable[[], None]) -> CaseResult:
+            given = case, device, timing, rotation, options.peers, on_round
+            return _measure_case(*given)
 
-            done.append(
-                _measure_case(case, device, timing, rotation, options.peers, on_round)
-            )
-            progress.update(task, completed=(number + 1) * timing.rounds)
+        return Work(case.group, case.name, case.config, run)
+
+    cases = [work(case) for case in select(options.set, None)]
     settings = {**dataclasses.asdict(timing), "rotation_bytes": rotation}
-    report = Report("permute", machine.describe(device), settings, tuple(done))
+    report = runner.record("permute", cases, options, settings, device, console)
     display.show(report, console)
-    if options.json:
-        report.save(options.json)
     if options.plot:
         plot.draw(report, options.plot)
-    return int(any("ours" in label for case in done for label in case.skipped))
+    return int(runner.failed(report))
 
 
 def select(group: str, names: Sequence[str] | None) -> list[PermuteCase]:
@@ -134,39 +127,15 @@ def _wanted(contender: Contender, peers: Sequence[str] | None) -> bool:
     return contender.role != "peer" or peers is None or library in peers
 
 
-def _timing(options: argparse.Namespace) -> Timing:
-    on_gpu = options.device == "gpu"
-    return Timing(
-        rounds=options.rounds or (3 if options.quick else 15),
-        seconds=0.5 if options.quick else options.seconds,
-        sample_seconds=2e-2 if on_gpu else 2e-4,
-        blocking=not on_gpu,
-        settle_seconds=0.0 if on_gpu else 1e-3,
-    )
-
-
-def _progress(console: Console) -> Progress:
-    columns: list[Any] = [
-        TextColumn("{task.description:<36}"),
-        BarColumn(bar_width=None),
-    ]
-    return Progress(*columns, MofNCompleteColumn(), console=console, transient=True)
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks.permute", description=__doc__)
+    parser = runner.parser("permute", __doc__, seconds=8.0)
     add = parser.add_argument
     add("--set", choices=[*all_cases(), "all"], default="ml", help="which cases")
-    add("--case", nargs="+", metavar="SUBSTRING", help="only cases named like this")
     add("--peers", nargs="*", metavar="NAME", help="only these: jnp numpy torch ...")
     add("--device", choices=["cpu", "gpu"], default="cpu")
-    add("--rounds", type=int, metavar="N", help="samples per contender (15)")
-    add("--seconds", type=float, default=8.0, help="budget of a case (8)")
-    add("--quick", action="store_true", help="three rounds, small budget: a trial")
-    add("--json", type=Path, metavar="FILE", help="keep the numbers")
     add("--plot", type=Path, metavar="FILE", help="draw them (PNG)")
     return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(profiles.start(main))

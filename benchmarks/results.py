@@ -4,11 +4,26 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Sample, label
+
+RESULTS = Path(__file__).with_name("results")
+
+# What stands for plain JAX, by benchmark: ours, and jax.numpy's or jax.lax's, which
+# gives the same kind of output. Where a case is a gradient, both are differentiated.
+PLAIN = {
+    "permute": (("ours", "jnp"), ("ours eager", "jnp eager")),
+    "gemm": (("ours", "jnp"),),
+    "linear": (("ours", "jnp"),),
+    "index": (("ours", "jnp"),),
+    "operators": (("ours", "jnp"),),
+    "conv": (("ours", "lax"), ("our conv", "lax")),
+    "layout": (("ours", "jax"),),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +69,9 @@ class CaseResult:
         copy = self.copy()
         return copy.median / sample.median if copy else None
 
-    def speedup(self, over: str, warm: bool) -> float | None:
+    def speedup(self, over: str, warm: bool, ours_is: str = "ours") -> float | None:
         """Ours against a peer, like with like; above 1 ours is faster."""
-        ours, peer = self.sample("ours", warm), self.sample(over, warm)
+        ours, peer = self.sample(ours_is, warm), self.sample(over, warm)
         return peer.median / ours.median if ours and peer else None
 
     def best_peer(self, warm: bool) -> Sample | None:
@@ -74,6 +89,29 @@ class Report:
     settings: dict[str, Any]
     cases: tuple[CaseResult, ...]
 
+    @property
+    def jax(self) -> tuple[int, ...]:
+        """jax's version, in order."""
+        version = self.machine["versions"]["jax"]
+        return tuple(int(part) for part in re.findall(r"\d+", version))
+
+    def path(self, name: str, results: Path = RESULTS) -> Path:
+        """Where a recorded benchmark of this name is kept."""
+        place = self.machine["class"], self.machine["profile"]
+        version = f"jax-{self.machine['versions']['jax']}"
+        return results.joinpath(*place, version, f"{name}.json")
+
+    def slower(self, than: float) -> Iterator[tuple[float, str]]:
+        """The cases of ours that are below so many times plain JAX's speed."""
+        for case in self.cases:
+            for ours, plain in PLAIN[self.benchmark]:
+                for warm in (False, True):
+                    ratio = case.speedup(plain, warm, ours)
+                    if ratio is not None and ratio < than:
+                        given = (case.config.get(key) for key in ("axes", "dtype"))
+                        words = (case.group, case.name, *given, label(ours, warm))
+                        yield ratio, " ".join(filter(None, words))
+
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
@@ -88,12 +126,23 @@ class Report:
     @classmethod
     def load(cls, path: Path) -> "Report":
         data = json.loads(path.read_text())
+        data.pop("running", None)
         for case in data["cases"]:
             for fields in case["samples"]:
                 del fields["gb_per_s"]  # follows from the bytes and the median
             case["samples"] = tuple(Sample(**fields) for fields in case["samples"])
         data["cases"] = tuple(CaseResult(**case) for case in data["cases"])
         return cls(**data)
+
+
+def newest(reports: Iterable[Report]) -> dict[tuple[str, str], Report]:
+    """The reports of the newest jax, by class and profile, of one benchmark."""
+    found: dict[tuple[str, str], Report] = {}
+    for report in reports:
+        place = report.machine["class"], report.machine["profile"]
+        if place not in found or found[place].jax < report.jax:
+            found[place] = report
+    return found
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
