@@ -107,7 +107,7 @@ class Run:
         log.parent.mkdir(parents=True, exist_ok=True)
         task = bar.add_task(f"{profile} {benchmark.name}", total=None)
         with (
-            log.open("w") as file,
+            log.open("w", buffering=1) as file,
             subprocess.Popen(
                 command,
                 cwd=_ROOT,

@@ -2,7 +2,9 @@
 """Times products of matrices: `python -m benchmarks.gemm --help`."""
 
 import dataclasses
+import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 from benchmarks import profiles, runner
 from benchmarks.display import show_products
 from benchmarks.gemm_cases import GemmCase, all_cases
-from benchmarks.harness import Contender, Role, Timing, measure
+from benchmarks.harness import Contender, Role, Timing, measure, summarise
 from benchmarks.results import CaseResult
 from benchmarks.runner import Work
 
@@ -25,6 +27,11 @@ except ImportError:
 # Operands to take turns with: a weight that is used once per step is not in the
 # second-level cache.
 _SETS = 3
+
+# Peers whose first call compiles nothing. One whose call outlasts a case is called once,
+# and not at all where its seconds per operation, by dtype, tell that it will again.
+_COMPILED = "torch", "jnp onednn"
+_slow: dict[tuple[str, str], float] = {}
 
 # What jax offers for bf16 on a CPU beyond its default.
 _ONEDNN: dict[str, str | bool] = {"xla_cpu_experimental_onednn_custom_call": True}
@@ -77,6 +84,7 @@ def _measure_case(
     peers: Sequence[str] | None,
     on_round: Callable[[], None],
 ) -> CaseResult:
+    limit = max(2.0, 2 * timing.seconds)
     host = case.operands()
     contenders = _jax_contenders(case, host, device)
     if torch is not None and case.torch is not None:
@@ -85,20 +93,32 @@ def _measure_case(
         c for c in contenders if c.role == "ours" or peers is None or c.family in peers
     ]
     skipped = {}
+    samples = []
     expected = _exact(case, host)
     for contender in list(contenders):
+        key = contender.family, case.dtype
+        if (wait := case.flops * _slow.get(key, 0.0)) > limit:
+            skipped[contender.label] = f"slow: about {wait:.0f} s a call"
+            contenders.remove(contender)
+            continue
+        start = time.perf_counter()
         try:
             result = contender.launch(0)
             contender.wait(result)
         except (RuntimeError, TypeError) as error:
             problem: str | None = str(error).splitlines()[0]
         else:
+            took = time.perf_counter() - start
             assert contender.read is not None
             problem = _compare(contender.read(result), expected, case.dtype)
         if problem:
             skipped[contender.label] = problem
             contenders.remove(contender)
-    samples = measure(contenders, timing, on_round)
+        elif took > limit and contender.family in _COMPILED:
+            samples.append(summarise(contender, [took], 1, 0.0))
+            contenders.remove(contender)
+            _slow[key] = took / max(1, case.flops)
+    samples = measure(contenders, timing, on_round) + samples
     operands = sum(x.nbytes for x in host)
     moved = operands + expected.size * host[0].itemsize
     return CaseResult(
@@ -114,7 +134,8 @@ def _jax_contenders(
         "ours": jax.jit(case.ours),
         "jnp": jax.jit(case.jnp),
     }
-    if device.platform == "cpu" and case.group != "tiny" and case.flops:
+    on_cpu = device.platform == "cpu"
+    if on_cpu and case.group != "tiny" and case.flops and _onednn_takes(case.dtype):
         lowered = jax.jit(case.jnp).lower(*sets[0])
         functions["jnp onednn"] = lowered.compile(compiler_options=_ONEDNN)
 
@@ -129,6 +150,12 @@ def _jax_contenders(
         )
 
     return [contender(family, f) for family, f in functions.items()]
+
+
+def _onednn_takes(dtype: str) -> bool:
+    """XLA asks the processor whether oneDNN takes 16 bits; capped, that then fails."""
+    capped = os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2"
+    return not (capped and jnp.dtype(dtype).itemsize == 2)
 
 
 def _torch_contenders(

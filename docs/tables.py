@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of benchmarks/results, among them the README's: python -m docs.tables.
+
+A column stands for a processor in one profile; its figures are of the newest jax that
+each benchmark was recorded on there.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.all import recorded
+from benchmarks.results import PLAIN, CaseResult, Report, geometric_mean, newest
+
+README = Path(__file__).parent.parent / "README.md"
+BEGIN, END = "<!-- figures: python -m docs.tables -->\n", "<!-- end of figures -->\n"
+WITHOUT_AMX = "avx512_bf16", "avx512", "avx2"
+PROFILES = {
+    "amx": "AMX",
+    "avx512_bf16": "AVX-512 with bfloat16",
+    "avx512": "AVX-512",
+    "avx2": "AVX2",
+}
+
+_DTYPES = {"bfloat16": "bf16", "float32": "f32", "complex64": "c64"}
+
+# By title: the file, the case, its dtype and its group. Without a case, the geometric
+# mean of all; a plus for outputs in existing memory.
+_ROWS = {
+    "permute into existing memory, geometric mean": "permute-ml+",
+    "permute into new memory": "permute-ml",
+    "bfloat16 product, 2048 square, `x @ w.T`": "gemm | 2048 NT | bf16",
+    "bfloat16 linear layer, 2048x1024 to 4096": "linear | 2048x1024->4096 | bf16",
+    "the same, forward and backward": "linear | 2048x1024->4096, and backward | bf16",
+    "the same with GELU": "linear | 2048x1024->4096, gelu | bf16",
+    "bfloat16 attention, both einsums": "gemm | both | bf16",
+    "float32 attention, both einsums": "gemm | both | f32",
+    "8 rows of bfloat16 by a 4096x4096 weight": "gemm | 8 rows, NT | bf16",
+    "float32 product, 2048 square, `x @ w.T`": "gemm | 2048 NT | f32",
+    "float32 linear layer, 2048x1024 to 4096": "linear | 2048x1024->4096 | f32",
+    "complex64 product, 1024 square": "gemm | 1024 NN | c64",
+    "3x3 convolution of 256 channels, NCHW": "conv | 3x3 256ch 14^2 NCHW | f32",
+    "its gradients": "conv | 3x3 256ch 14^2 NCHW, gradient | f32",
+    "ResNet-18, NCHW as written, batch 1": "conv | ResNet-18, batch 1 | f32",
+    "batch 8, gradient, batch norm": "conv | ResNet-18, batch 8, gradient | f32",
+    "MobileNetV2, NCHW as written, batch 8": "conv | MobileNetV2, batch 8 | f32",
+    "its gradient": "conv | MobileNetV2, batch 8, gradient | f32",
+    "lone depthwise convolution, NCHW": "conv | depthwise 64ch 56^2 NCHW | f32",
+    "lone convolution of 32 groups, NCHW": "conv | 32 groups 256ch 14^2 NCHW | f32",
+    "NCHW convolutions in a `scan`": "conv | scan 4x64x28^2 | f32",
+    "their gradients": "conv | scan 4x64x28^2, gradient | f32",
+    "pooling and norms, geometric mean": "operators",
+    "8192 rows of 50000x1024 float32": "index | 50000x1024 axis 0, 8192 | f32 | select",
+    "their gradient": "index | 50000x1024 axis 0, 8192 | f32 | gradient",
+    "functions under `optimize_layout`, geometric mean": "layout",
+}
+_HEADLINES = (
+    "NCHW convolutions in a `scan`",
+    "ResNet-18, NCHW as written, batch 1",
+    "bfloat16 product, 2048 square, `x @ w.T`",
+    "float32 product, 2048 square, `x @ w.T`",
+    "bfloat16 attention, both einsums",
+    "bfloat16 linear layer, 2048x1024 to 4096",
+    "permute into existing memory, geometric mean",
+)
+
+# The newest reports of a processor in a profile, by the name of the benchmark.
+Column = dict[str, Report]
+
+
+def columns(found: dict[str, list[Report]]) -> list[Column]:
+    """Two at most: with AMX, and the best there is without; each of the newest jax."""
+    of: dict[tuple[str, str], Column] = {}
+    for name, reports in found.items():
+        for place, report in newest(reports).items():
+            of.setdefault(place, {})[name] = report
+    chosen = []
+    for profiles in (("amx",), WITHOUT_AMX):
+        places = [place for place in of if place[1] in profiles]
+        if places:
+            chosen.append(of[max(places, key=lambda place: _rank(of[place], place[1]))])
+    return chosen
+
+
+def _rank(column: Column, profile: str) -> tuple[Any, ...]:
+    latest = max(column.values(), key=lambda report: report.jax)
+    return -list(PROFILES).index(profile), latest.jax, latest.machine["date"]
+
+
+def title(column: Column) -> str:
+    """The processor, the profile and the jax of a column."""
+    described = next(iter(column.values())).machine
+    versions = sorted(
+        {report.jax: _version(report) for report in column.values()}.items()
+    )
+    of = " and ".join(version for _, version in versions)
+    profile = PROFILES.get(described["profile"], described["profile"])
+    return f"{described['class']}, {profile}, jax {of}"
+
+
+def _version(report: Report) -> str:
+    return str(report.machine["versions"]["jax"])
+
+
+def ratio(
+    report: Report, cases: list[CaseResult], peer: str, warm: bool
+) -> float | None:
+    """Ours to plain JAX or to torch: the geometric mean of the cases that have both."""
+    family = PLAIN[report.benchmark][0][1] if peer == "plain" else peer
+    found = (case.speedup(family, warm) for case in cases)
+    return geometric_mean(value for value in found if value)
+
+
+def figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return (
+        f"{value:.0f}"
+        if value >= 10
+        else f"{value:.1f}"
+        if value >= 1
+        else f"{value:.2f}"
+    )
+
+
+def rows() -> Iterator[tuple[str, str, bool, tuple[str, ...]]]:
+    """Title, file, whether to existing memory; case, dtype and group of each row."""
+    for title, source in _ROWS.items():
+        file, *wanted = (part.strip() for part in source.split("|"))
+        yield title, file.rstrip("+"), file.endswith("+"), tuple(wanted)
+
+
+def _cells(column: Column, file: str, warm: bool, wanted: tuple[str, ...]) -> list[str]:
+    report = column.get(file)
+    if report is None:
+        return ["", ""]
+    cases = [case for case in report.cases if _is(case, wanted)]
+    newest_jax = max(each.jax for each in column.values())
+    of = "" if report.jax == newest_jax else f" (jax {_version(report)})"
+    values = [figure(ratio(report, cases, peer, warm)) for peer in ("plain", "torch")]
+    return [f"{value}{of}" if value else "" for value in values]
+
+
+def _is(case: CaseResult, wanted: tuple[str, ...]) -> bool:
+    dtype = case.config.get("dtype", "")
+    return all(
+        part == of
+        for part, of in zip(
+            wanted, (case.name, _DTYPES.get(dtype, dtype), case.group), strict=False
+        )
+    )
+
+
+def table(found: dict[str, list[Report]], titles: Iterable[str] | None = None) -> str:
+    """How many times as fast as plain JAX and torch, a pair of columns a processor."""
+    chosen = columns(found)
+    heads = [f"{title(column)}: to plain JAX | to torch" for column in chosen]
+    lines = [f"| | {' | '.join(heads)} |", "|---|" + "--:|--:|" * len(chosen)]
+    for name, file, warm, wanted in rows():
+        if titles is None or name in titles:
+            cells = [
+                cell for each in chosen for cell in _cells(each, file, warm, wanted)
+            ]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def headlines(found: dict[str, list[Report]]) -> str:
+    """A table of a few rows, for the first page of the site."""
+    return table(found, _HEADLINES)
+
+
+def readme(found: dict[str, list[Report]]) -> str:
+    """The README with its table made anew."""
+    before, _, rest = README.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table(found)}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    README.write_text(readme(recorded()))
