@@ -28,8 +28,8 @@ except ImportError:
 # second-level cache.
 _SETS = 3
 
-# Peers whose first call compiles nothing. One whose call outlasts a case is called once,
-# and not at all where its seconds per operation, by dtype, tell that it will again.
+# Peers whose first call compiles nothing. One whose call outlasts a case is called
+# once, and not at all where its seconds per operation tell that it will again.
 _COMPILED = "torch", "jnp onednn"
 _slow: dict[tuple[str, str], float] = {}
 

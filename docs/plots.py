@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plots what benchmarks/results holds, for performance.md: python -m docs.plots."""
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from benchmarks.results import CaseResult, Report, geometric_mean
+from benchmarks.all import recorded
+from benchmarks.results import CaseResult, Report, geometric_mean, newest
+from docs.tables import columns, figure, headlines
 from docs.themes import FOLDER, Theme, save
 
-RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 MARKERS = "osD^vP"
 PLAIN = "jnp", "lax", "jax"  # what plain JAX is called, by benchmark
 # Families of a series share its colour and marker from plot to plot.
@@ -27,26 +27,6 @@ SHORT = {
     "int8": "s8",
     "uint8": "u8",
 }
-
-HEADLINES = (
-    ("convolutions in a `scan`, NCHW", "conv-xeon-2c", "scan 4x64x28^2", "float32"),
-    ("ResNet-18, NCHW, batch 1", "conv-xeon-2c", "ResNet-18, batch 1", "float32"),
-    ("bfloat16 product, 2048 square, `x @ w.T`", "gemm-xeon-2c", "2048 NT", "bfloat16"),
-    ("float32 product, 2048 square, `x @ w.T`", "gemm-xeon-2c", "2048 NT", "float32"),
-    ("bfloat16 attention, both einsums", "gemm-xeon-2c", "both", "bfloat16"),
-    (
-        "bfloat16 linear layer with GELU",
-        "linear-xeon-2c",
-        "2048x1024->4096, gelu",
-        "bfloat16",
-    ),
-    (
-        "permute of a float32 matrix, 8192 by 4096",
-        "permute-ml-xeon-2c",
-        "matrix 8192x4096",
-        "float32",
-    ),
-)
 
 
 def speed(case: CaseResult, family: str, warm: bool) -> float | None:
@@ -64,26 +44,31 @@ def name(case: CaseResult) -> str:
 
 
 def dots(
-    report: Report, wanted: Callable[[CaseResult], bool] = lambda case: True
+    reports: Sequence[Report], wanted: Callable[[CaseResult], bool] = lambda case: True
 ) -> Callable[[Theme], Figure]:
-    """A row per case, a panel for each kind of output, a dot per contender."""
-    cases = [case for case in report.cases if wanted(case)]
+    """A row per case, a panel for each report and kind of output, a dot a contender."""
+    of = [[case for case in report.cases if wanted(case)] for report in reports]
+    rows = list(dict.fromkeys(name(case) for cases in of for case in cases))
     panels = [
-        (warm, title)
-        for warm, title in ((False, "new memory"), (True, "existing memory"))
+        (report, cases, warm)
+        for report, cases in zip(reports, of, strict=True)
+        for warm in (False, True)
         if any(speed(case, "ours", warm) for case in cases)
     ]
+    kinds = {warm for _, _, warm in panels}
 
     def draw(theme: Theme) -> Figure:
-        height = 1.25 + 0.235 * len(cases)
-        figure = Figure(figsize=(9.6, height))
+        height = 1.25 + 0.235 * len(rows) + 0.15 * len(reports)
+        figure = Figure(figsize=(9.6 + 2.4 * max(0, len(panels) - 2), height))
         parts = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for part, (warm, title) in zip(parts, panels, strict=True):
-            panel(part, theme, cases, warm)
-            if len(panels) > 1:
-                part.set_title(f"output in {title}", size=9, loc="left")
-        parts[0].set_yticks(range(len(cases)), [name(case) for case in cases], size=8)
-        parts[0].set_ylim(len(cases) - 0.4, -0.6)
+        for part, (report, cases, warm) in zip(parts, panels, strict=True):
+            panel(part, theme, cases, warm, rows)
+            title = place(report)
+            if len(kinds) > 1:
+                title += f"\noutput in {'existing' if warm else 'new'} memory"
+            part.set_title(title, size=9, loc="left")
+        parts[0].set_yticks(range(len(rows)), rows, size=8)
+        parts[0].set_ylim(len(rows) - 0.4, -0.6)
         handles = {
             label: handle
             for part in parts
@@ -103,22 +88,32 @@ def dots(
         figure.text(
             0.995,
             0.08 / height,
-            machine(report),
+            "\n".join(machine(report) for report in reports),
             size=7.5,
             ha="right",
             color=theme.muted,
         )
-        figure.tight_layout(rect=(0, 0.2 / height, 1, 1 - 0.3 / height))
+        bottom = (0.1 + 0.15 * len(reports)) / height
+        figure.tight_layout(rect=(0, bottom, 1, 1 - 0.3 / height))
         return figure
 
     return draw
 
 
-def panel(part: Axes, theme: Theme, cases: list[CaseResult], warm: bool) -> None:
+def place(report: Report) -> str:
+    """The processor, the profile and the jax of a panel."""
+    described = report.machine
+    version = described["versions"]["jax"]
+    return f"{described['class']}, {described['profile']}, jax {version}"
+
+
+def panel(
+    part: Axes, theme: Theme, cases: list[CaseResult], warm: bool, rows: list[str]
+) -> None:
     found = {
         family: [
-            (row, at)
-            for row, case in enumerate(cases)
+            (rows.index(name(case)), at)
+            for case in cases
             if (at := speed(case, family, warm))
         ]
         for family in SERIES
@@ -138,10 +133,10 @@ def panel(part: Axes, theme: Theme, cases: list[CaseResult], warm: bool) -> None
     for i, family in enumerate(SERIES):
         dots = [(row, at) for row, at in found[family] if at >= low]
         if dots:
-            rows, speeds = zip(*dots, strict=True)
+            at_rows, speeds = zip(*dots, strict=True)
             part.scatter(
                 speeds,
-                rows,
+                at_rows,
                 s=22 if i else 50,
                 marker=MARKERS[i],
                 color=theme.series[i],
@@ -176,19 +171,13 @@ def machine(report: Report) -> str:
     return f"{device}, jax {versions['jax']}{torch}, {data['date'][:10]}"
 
 
-def figure(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
-
-
 def summary(reports: Iterable[tuple[str, Report]]) -> str:
     """A table: geometric mean and range of each file, to plain JAX and to torch."""
     lines = [
-        "| results | cases | to plain JAX | least | most | to torch | least | most |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| where | what | cases | to plain JAX | least | most | to torch | least | most |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for file, report in reports:
+    for file, report in sorted(reports, key=lambda each: place(each[1])):
         for warm in (False, True):
             cells = []
             for families in (PLAIN, ("torch",)):
@@ -204,25 +193,9 @@ def summary(reports: Iterable[tuple[str, Report]]) -> str:
                 count = sum(bool(case.sample("ours", warm)) for case in report.cases)
                 kinds = any(case.sample("ours", True) for case in report.cases)
                 memory = ", existing memory" if warm else ", new memory"
-                row = f"`{file}`{memory if kinds else ''}"
+                row = f"{place(report)} | {file}{memory if kinds else ''}"
                 shown = " | ".join(figure(cell) for cell in cells)
                 lines.append(f"| {row} | {count} | {shown} |")
-    return "\n".join(lines) + "\n"
-
-
-def headlines(reports: dict[str, Report]) -> str:
-    """A table of a few cases, for the first page."""
-    lines = ["| | to plain JAX | to torch |", "|---|--:|--:|"]
-    for title, file, case_name, dtype in HEADLINES:
-        (case,) = (
-            case
-            for case in reports[file].cases
-            if (case.name, case.config.get("dtype")) == (case_name, dtype)
-        )
-        torch = case.speedup("torch", False)
-        lines.append(
-            f"| {title} | {figure(speed(case, 'ours', False))} | {figure(torch)} |"
-        )
     return "\n".join(lines) + "\n"
 
 
@@ -249,21 +222,28 @@ def machines(reports: Iterable[tuple[str, Report]]) -> str:
 
 
 def main() -> None:
-    reports = [
-        (path.stem, Report.load(path)) for path in sorted(RESULTS.glob("*.json"))
+    found = recorded()
+    chosen = columns(found)
+
+    def of(file: str) -> list[Report]:
+        return [column[file] for column in chosen if file in column]
+
+    def grouped(*groups: str) -> Callable[[CaseResult], bool]:
+        return lambda case: case.group in groups
+
+    save("permute", dots(of("permute-ml")))
+    save("gemm-square", dots(of("gemm"), grouped("square")))
+    save("gemm-other", dots(of("gemm"), grouped("skinny", "attention")))
+    for file in ("linear", "conv", "layout"):
+        save(file, dots(of(file)))
+    everything = [
+        (file, report)
+        for file, reports in found.items()
+        for report in newest(reports).values()
     ]
-    reports = [(file, report) for file, report in reports if file != "latest"]
-    of = dict(reports)
-    save("permute", dots(of["permute-ml-xeon-2c"]))
-    gemm = of["gemm-xeon-2c"]
-    save("gemm-square", dots(gemm, lambda case: case.group == "square"))
-    save("gemm-other", dots(gemm, lambda case: case.group in ("skinny", "attention")))
-    save("linear", dots(of["linear-xeon-2c"]))
-    save("conv", dots(of["conv-xeon-2c"]))
-    save("layout", dots(of["layout-xeon-2c"]))
-    (FOLDER / "headlines.md").write_text(headlines(of))
-    (FOLDER / "summary.md").write_text(summary(reports))
-    (FOLDER / "machines.md").write_text(machines(reports))
+    (FOLDER / "headlines.md").write_text(headlines(found))
+    (FOLDER / "summary.md").write_text(summary(everything))
+    (FOLDER / "machines.md").write_text(machines(everything))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmarks' arithmetic and one short run; nothing here depends on speed."""
 
+import argparse
+import dataclasses
 import math
+import os
+import platform
+import subprocess
+import sys
 
+import jax
 import numpy as np
 import pytest
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
-from benchmarks import conv, display, permute
+import rich.console
+
+from benchmarks import all as all_benchmarks
+from benchmarks import conv, display, machine, permute, profiles, runner
 from benchmarks.buffers import Buffers
 from benchmarks.harness import (
     Contender,
@@ -22,6 +32,7 @@ from benchmarks.harness import (
 )
 from benchmarks.permute_cases import MIB, PermuteCase, all_cases
 from benchmarks.results import CaseResult, Report, geometric_mean
+from docs import tables
 
 ALL_CASES = [case for cases in all_cases().values() for case in cases]
 
@@ -198,3 +209,304 @@ def test_a_short_run(tmp_path, capsys):
     assert {"ours", "ours+", "jnp", "numpy+"} <= {s.label for s in case.samples}
     assert not [name for name in case.skipped if "ours" in name]
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+# Flags as /proc/cpuinfo has them, by what the processor is the best at.
+AVX2 = {"sse4_2", "avx2", "fma"}
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+BF16 = AVX512 | {"avx512_bf16"}
+AMX = BF16 | {"amx_tile", "amx_bf16"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (AMX, ("amx", "avx512_bf16", "avx512", "avx2")),
+        (BF16, ("avx512_bf16", "avx512", "avx2")),
+        (AVX512, ("avx512", "avx2")),
+        (AVX2, ("avx2",)),
+        ({"asimd"}, (platform.machine(),)),
+    ],
+)
+def test_profiles_of_a_processor(flags, names):
+    assert profiles.possible(flags) == names
+    assert profiles.choose(None, flags) == names[0]
+    assert profiles.caps(names[0], flags) == {}
+    assert all(profiles.caps(name, flags) for name in names[1:])
+
+
+def test_a_profile_that_the_machine_lacks_is_refused():
+    message = "profile amx: this processor lacks amx_bf16, amx_tile; it can have avx512"
+    with pytest.raises(ValueError, match=message):
+        profiles.choose("amx", AVX512 | {"avx512_bf16"})
+
+
+@pytest.mark.parametrize(
+    ("profile", "wanted"),
+    [
+        (
+            "avx512_bf16",
+            "avx512_bf16 AVX512_BF16 AVX512_CORE_BF16 avx512 AVX512_E3 Cooperlake",
+        ),
+        ("avx512", "avx512 AVX512 AVX512_CORE avx512 AVX512 SkylakeX"),
+        ("avx2", "avx2 AVX2 AVX2 avx2 AVX2 Haswell"),
+    ],
+)
+def test_a_profile_caps_everyone(profile, wanted):
+    given = {
+        "PATH": "/bin",
+        "XLA_FLAGS": "--xla_cpu_max_isa=AVX --xla_other=1",
+        "OPENBLAS_CORETYPE": "Zen",
+        "OPENBLAS_L2_SIZE": "512",
+    }
+    ours, xla, onednn, torch, mkl, openblas = wanted.split()
+    assert profiles.environment(profile, AMX, given) == {
+        "PATH": "/bin",
+        "JAX_LAYOUT_MAX_ISA": ours,
+        "XLA_FLAGS": f"--xla_other=1 --xla_cpu_max_isa={xla}",
+        "ONEDNN_MAX_CPU_ISA": onednn,
+        "ATEN_CPU_CAPABILITY": torch,
+        "MKL_ENABLE_INSTRUCTIONS": mkl,
+        "OPENBLAS_CORETYPE": openblas,
+    }
+
+
+def test_the_best_profile_takes_stray_caps_away():
+    given = {
+        "PATH": "/bin",
+        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+        "JAX_LAYOUT_MAX_ISA": "avx2",
+        "OPENBLAS_CORETYPE": "Haswell",
+        "OPENBLAS_L2_SIZE": "512",
+    }
+    assert profiles.environment("avx512", AVX512, given) == {"PATH": "/bin"}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is of x86-64")
+def test_linux_refuses_amx_after_the_filter():
+    """In a process of its own: the filter stays; and it outlives an exec."""
+    code = "from benchmarks import profiles; print(profiles.amx_is_refused())"
+    first = (
+        "import os, sys; from benchmarks import profiles;"
+        "print(profiles.amx_is_refused(), flush=True); profiles.refuse_amx();"
+        f"os.execv(sys.executable, [sys.executable, '-c', {code!r}])"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", first], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.split() == ["False", "True"]
+
+
+def test_a_process_starts_anew_as_its_profile(monkeypatch):
+    started = []
+    monkeypatch.setattr(profiles, "processor_flags", lambda: BF16)
+    monkeypatch.setattr(os, "execve", lambda *given: started.append(given))
+    monkeypatch.setattr(os, "environ", {"OPENBLAS_L2_SIZE": "512"})
+    assert profiles.enter("avx2") == "avx2"
+    ((_, arguments, environment),) = started
+    assert arguments[1:] == sys.orig_argv[1:]
+    assert environment["JAX_LAYOUT_MAX_ISA"] == "avx2"
+    monkeypatch.setattr(os, "environ", environment)
+    assert profiles.enter("avx2") == "avx2"
+    assert len(started) == 1  # it is one already
+
+
+def cpuinfo(name, vendor="GenuineIntel", family=6, model=143, flags=()):
+    return (
+        f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\n"
+        f"model\t\t: {model}\nmodel name\t: {name}\nflags\t\t: {' '.join(flags)}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (cpuinfo("Intel(R) Xeon(R) Processor", flags=AMX), "xeon-amx-2c"),
+        (cpuinfo("Intel(R) Xeon(R) Processor", flags=BF16), "xeon-avx512-2c"),
+        (cpuinfo("13th Gen Intel(R) Core(TM) i7", flags=AVX2), "core-avx2-2c"),
+        (cpuinfo("AMD EPYC", "AuthenticAMD", 26, 2, BF16), "epyc-zen5-2c"),
+        (cpuinfo("AMD EPYC 9554", "AuthenticAMD", 25, 17, BF16), "epyc-zen4-2c"),
+        (cpuinfo("AMD Ryzen 9 5950X", "AuthenticAMD", 25, 33, AVX2), "ryzen-zen3-2c"),
+        (cpuinfo("AMD EPYC", "AuthenticAMD", 31, 2, BF16), "epyc-avx512-2c"),
+        (cpuinfo("Hygon C86 7285", "HygonGenuine", 24, 1, AVX2), "hygon-c86-avx2-2c"),
+        ("", f"{machine.slug(platform.machine())}-2c"),
+    ],
+)
+def test_class_of_a_processor(text, name):
+    assert machine.processor_class(text, 2) == name
+
+
+def test_a_commit_is_not_dirty_by_what_was_recorded(monkeypatch):
+    asked = []
+
+    def git(*arguments):
+        asked.append(arguments)
+        return "abc\n" if arguments[0] == "describe" else changed
+
+    monkeypatch.setattr(machine, "_git", git)
+    changed = ""
+    assert machine.commit() == "abc"
+    assert not any("results" in part or "docs" in part for part in asked[1])
+    changed = "+one"
+    first = machine.commit()
+    changed = "+two"
+    assert first.startswith("abc-dirty-") and machine.commit() != first
+
+
+def options(path=None, **others):
+    given = {"json": path, "resume": True, "case": None, "profile": None}
+    return argparse.Namespace(**given | others)
+
+
+def work(name, seen, group="ml", fails=False):
+    def run(on_round):
+        seen.append(name)
+        if fails:
+            raise RuntimeError("no memory\nat all")
+        return dataclasses.replace(case_result(name), config={"dtype": "float32"})
+
+    return runner.Work(group, name, {"dtype": "float32"}, run)
+
+
+def record(path, *works, rounds=3):
+    return runner.record(
+        "permute",
+        works,
+        options(path),
+        {"rounds": rounds},
+        jax.devices("cpu")[0],
+        rich.console.Console(quiet=True),
+    )
+
+
+def test_an_interrupted_run_goes_on(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    seen = []
+
+    def interrupted(on_round):
+        raise KeyboardInterrupt
+
+    stop = dataclasses.replace(work("b", seen), run=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        record(path, work("a", seen), stop, work("c", seen))
+    assert seen == ["a"] and not path.exists()
+    assert runner.partial(path).exists()
+    works = [work(name, seen) for name in "abc"]
+    assert [case.name for case in record(path, *works).cases] == ["a", "b", "c"]
+    assert seen == ["a", "b", "c"] and not runner.partial(path).exists()
+    record(path, *works)  # of this commit: nothing is measured again
+    assert seen == ["a", "b", "c"]
+    record(path, *works, rounds=9)
+    assert seen == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_a_case_that_raises_does_not_end_the_run(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    report = record(path, work("a", [], fails=True), work("b", []))
+    assert [case.skipped.get("ours") for case in report.cases] == [
+        "RuntimeError: no memory",
+        None,
+    ]
+    assert runner.failed(report) and runner.failed(Report.load(path))
+
+
+def test_a_case_that_kills_its_process_is_left_out_next_time(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    killed = dataclasses.replace(work("b", []), run=lambda on_round: sys.exit(9))
+    with pytest.raises(SystemExit):
+        record(path, work("a", []), killed)
+    assert runner.note_crash(path, "killed by signal 11") == "ml b"
+    report = record(path, work("a", []), killed, work("c", []))
+    assert [case.name for case in report.cases] == ["a", "b", "c"]
+    assert report.cases[1].skipped == {"ours": "killed by signal 11"}
+
+
+def test_two_measurements_do_not_run_at_once(tmp_path):
+    lock = tmp_path / "lock"
+    with runner.alone(lock), pytest.raises(BlockingIOError):
+        with runner.alone(lock, wait=False):
+            pass
+    with runner.alone(lock, wait=False):
+        pass
+
+
+def kept(folder, benchmark="gemm", name="gemm", place="a-2c", jax="1.0", **samples):
+    """Writes a report of one case; its samples' medians by family."""
+    roles = {family: "ours" if family == "ours" else "peer" for family in samples}
+    found = tuple(
+        sample(family, roles[family], median) for family, median in samples.items()
+    )
+    case = CaseResult("square", "2048 NT", {"dtype": "float32"}, 8 * MIB, found)
+    given = {
+        "class": place,
+        "profile": "amx" if place.startswith("xeon") else "avx2",
+        "caps": {},
+        "cpu": "a CPU",
+        "cores": 2,
+        "gpu": None,
+        "instruction_sets": [],
+        "versions": {"jax": jax, "torch": None},
+        "commit": "abc",
+        "date": "2026-01-01",
+    }
+    report = Report(benchmark, given, {}, (case,))
+    report.save(report.path(name, folder))
+    return report.path(name, folder)
+
+
+def test_list_of_what_is_slower(tmp_path, capsys):
+    kept(tmp_path, jax="1.9", ours=2.0, jnp=1.0)
+    path = kept(tmp_path, jax="1.10", ours=1.0, jnp=0.9, torch=0.1)
+    kept(tmp_path, "layout", "layout", jax="1.10", ours=1.0)
+    kept(tmp_path, "conv", "conv", "b-2c", ours=1.0, lax=0.98, torch=0.5)
+    lines = all_benchmarks.slower(tmp_path)
+    assert lines == {
+        path.parent: ["0.90  gemm  square 2048 NT float32 ours"],
+        tmp_path / "b-2c" / "avx2" / "jax-1.0": [],
+    }
+    all_benchmarks.show(rich.console.Console(quiet=True), tmp_path)
+    assert (path.parent / "slower.txt").read_text().startswith("0.90  gemm")
+
+
+def test_plain_jax_has_the_same_kind_of_output():
+    """A donated result is compared with a donated one; eager calls with eager ones."""
+    samples = (
+        sample("ours", "ours", 1.0),
+        sample("jnp", "peer", 2.0),
+        sample("ours", "ours", 1.0, warm=True),
+        sample("jnp", "peer", 0.5, warm=True),
+        sample("ours eager", "ours", 1.0),
+        sample("jnp eager", "peer", 0.4),
+    )
+    case = CaseResult("tiny", "x", {}, MIB, samples)
+    assert list(report(case).slower(0.97)) == [
+        (0.5, "tiny x ours+"),
+        (0.4, "tiny x ours eager"),
+    ]
+
+
+def test_tables_have_a_column_with_amx_and_one_without(tmp_path):
+    for place, version, ours in (
+        ("xeon-amx-2c", "1.0", 0.5),
+        ("epyc-2c", "1.0", 0.25),
+        ("epyc-2c", "1.2", 2.5),
+    ):
+        kept(tmp_path, place=place, jax=version, ours=ours, jnp=1.0, torch=12.5)
+    kept(tmp_path, "linear", "linear", "epyc-2c", "1.1", ours=1.0, jnp=1.0)
+    table = tables.table(all_benchmarks.recorded(tmp_path))
+    head, _, *rows = table.splitlines()
+    assert head == (
+        "| | xeon-amx-2c, AMX, jax 1.0: to plain JAX | to torch "
+        "| epyc-2c, AVX2, jax 1.1 and 1.2: to plain JAX | to torch |"
+    )
+    wanted = "| float32 product, 2048 square, `x @ w.T` | 2.0 | 25 | 0.40 | 5.0 |"
+    assert wanted in rows
+
+
+def test_the_tables_of_the_readme_are_not_stale():
+    found = all_benchmarks.recorded()
+    assert tables.README.read_text() == tables.readme(found), (
+        "run: python -m docs.tables"
+    )
+    empty = [row for row in tables.table(found).splitlines() if "|  |  |" in row]
+    assert not empty  # every row is of a case that there is
