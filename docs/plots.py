@@ -166,6 +166,7 @@ def panel(
 def machine(report: Report) -> str:
     data = report.machine
     device = data["gpu"] or f"{data['cores']} cores of {data['cpu']}"
+    device = f"{data['class']} ({device}), profile {data['profile']}"
     versions = data["versions"]
     torch = f", torch {versions['torch']}" if versions["torch"] else ""
     return f"{device}, jax {versions['jax']}{torch}, {data['date'][:10]}"
@@ -174,7 +175,8 @@ def machine(report: Report) -> str:
 def summary(reports: Iterable[tuple[str, Report]]) -> str:
     """A table: geometric mean and range of each file, to plain JAX and to torch."""
     lines = [
-        "| where | what | cases | to plain JAX | least | most | to torch | least | most |",
+        "| where | what | cases | to plain JAX | least | most "
+        "| to torch | least | most |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for file, report in sorted(reports, key=lambda each: place(each[1])):
@@ -205,7 +207,7 @@ def machines(reports: Iterable[tuple[str, Report]]) -> str:
     gpus = set()
     for file, report in reports:
         sets = ", ".join(report.machine["instruction_sets"])
-        commit = report.machine["commit"].removesuffix("-dirty")
+        commit = report.machine["commit"].partition("-dirty")[0]
         files = found.setdefault((machine(report), sets), [])
         files.append(f"`{file}` at commit {commit}")
         gpus |= {report.machine["gpu"]} - {None}

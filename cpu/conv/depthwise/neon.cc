@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cpu/conv/depthwise/last.h"
+#include "cpu/conv/depthwise/plane_weights.h"
 #include "cpu/conv/depthwise/planes.h"
 
 namespace jax_layout {
