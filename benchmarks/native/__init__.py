@@ -15,17 +15,17 @@ ROOT = HERE.parent.parent
 
 
 @functools.cache
-def library(name: str, *, native: bool, kernels: str | None = None) -> ctypes.CDLL:
+def library(name: str, *, native: bool, kernels: Sequence[str] = ()) -> ctypes.CDLL:
     """Compiles `native/NAME.cc` once and loads it.
 
     Args:
       name: the source.
       native: compile for this CPU; kernels are compiled as the library does.
-      kernels: glob, from the root of the repository, of more sources.
+      kernels: globs, from the root of the repository, of more sources.
     """
     sources = [HERE / f"{name}.cc"]
-    if kernels is not None:
-        sources += sorted(ROOT.glob(kernels))
+    for pattern in kernels:
+        sources += sorted(ROOT.glob(pattern))
     flags = ["-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-pthread"]
     flags += [f"-I{ROOT}", *(["-march=native"] if native else [])]
     target = _cache() / f"{name}-{_fingerprint(flags, sources)}.so"

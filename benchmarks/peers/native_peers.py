@@ -31,7 +31,7 @@ def contenders(
 
 
 def _kernel(case: PermuteCase, buffers: Buffers, threads: int) -> Contender:
-    lib = library("permute", native=False, kernels="cpu/permute/*.cc")
+    lib = library("permute", native=False, kernels=("cpu/permute/*.cc", "cpu/isa.cc"))
     new, run = lib.jax_layout_permute_new, lib.jax_layout_permute
     new.restype, run.restype = ctypes.c_void_p, ctypes.c_bool
     extents = ctypes.c_int64 * len(case.shape)
