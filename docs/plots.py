@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.all import recorded
-from benchmarks.results import CaseResult, Report, geometric_mean, newest
+from benchmarks.results import RESULTS, CaseResult, Report, geometric_mean, newest
 from docs.tables import columns, figure, headlines
 from docs.themes import FOLDER, Theme, save
 
@@ -243,6 +243,8 @@ def main() -> None:
         for file, reports in found.items()
         for report in newest(reports).values()
     ]
+    on_gpus = (path for path in RESULTS.glob("*.json") if path.stem != "latest")
+    everything += [(path.stem, Report.load(path)) for path in sorted(on_gpus)]
     (FOLDER / "headlines.md").write_text(headlines(found))
     (FOLDER / "summary.md").write_text(summary(everything))
     (FOLDER / "machines.md").write_text(machines(everything))

@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib")
 import rich.console
 
 from benchmarks import all as all_benchmarks
-from benchmarks import conv, display, machine, permute, profiles, runner
+from benchmarks import conv, display, harness, machine, permute, profiles, runner
 from benchmarks.buffers import Buffers
 from benchmarks.harness import (
     Contender,
@@ -116,6 +116,15 @@ def test_measure_keeps_three_rounds_when_time_is_up():
     idle = Contender("idle", "peer", lambda i: None)
     (found,) = measure([idle], Timing(rounds=9, seconds=0.0))
     assert found.rounds == 3
+
+
+def test_a_call_that_outlasts_the_budget_is_the_only_one(monkeypatch):
+    now = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(harness.time, "perf_counter", lambda: next(now))
+    calls = []
+    slow = Contender("slow", "peer", calls.append)
+    (found,) = measure([slow], Timing(rounds=9, seconds=3.0))
+    assert (found.rounds, found.median, calls) == (1, 10.0, [0])
 
 
 def test_ratios_compare_like_with_like():
