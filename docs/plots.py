@@ -29,11 +29,19 @@ SHORT = {
 }
 
 
+Row = tuple[str, str | None]
+
+
 def speed(case: CaseResult, family: str, warm: bool) -> float | None:
     """How many times as fast as plain JAX, with the same kind of output."""
     sample = case.sample(family, warm)
     plain = next(filter(None, (case.sample(name, warm) for name in PLAIN)), None)
     return plain.median / sample.median if sample and plain else None
+
+
+def row_of(case: CaseResult) -> Row:
+    """What a row says, and what else tells it from others that say the same."""
+    return name(case), case.config.get("shape")
 
 
 def name(case: CaseResult) -> str:
@@ -48,7 +56,7 @@ def dots(
 ) -> Callable[[Theme], Figure]:
     """A row per case, a panel for each report and kind of output, a dot a contender."""
     of = [[case for case in report.cases if wanted(case)] for report in reports]
-    rows = list(dict.fromkeys(name(case) for cases in of for case in cases))
+    rows = list(dict.fromkeys(row_of(case) for cases in of for case in cases))
     panels = [
         (report, cases, warm)
         for report, cases in zip(reports, of, strict=True)
@@ -67,7 +75,7 @@ def dots(
             if len(kinds) > 1:
                 title += f"\noutput in {'existing' if warm else 'new'} memory"
             part.set_title(title, size=9, loc="left")
-        parts[0].set_yticks(range(len(rows)), rows, size=8)
+        parts[0].set_yticks(range(len(rows)), [label for label, _ in rows], size=8)
         parts[0].set_ylim(len(rows) - 0.4, -0.6)
         handles = {
             label: handle
@@ -108,11 +116,11 @@ def place(report: Report) -> str:
 
 
 def panel(
-    part: Axes, theme: Theme, cases: list[CaseResult], warm: bool, rows: list[str]
+    part: Axes, theme: Theme, cases: list[CaseResult], warm: bool, rows: list[Row]
 ) -> None:
     found = {
         family: [
-            (rows.index(name(case)), at)
+            (rows.index(row_of(case)), at)
             for case in cases
             if (at := speed(case, family, warm))
         ]
