@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CPU kernels' own tests, built for AArch64 and run under qemu.
 
-make test-arm, with nothing but Python's standard library and the two programs below. They
-compare with plain loops, at each level that the processor has.
+make test-arm, with nothing but Python's standard library and the two programs below.
+They compare with plain loops, at each level that the processor has.
 """
 
 import os
