@@ -11,7 +11,7 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake core cpu -type f)
 RELEASE := .venv-release
 BENCH ?= --set ml --json benchmarks/results/latest.json --plot benchmarks/results/latest.png
 
-.PHONY: test test-arm custom-op demo bench bench-all lint docs wheel cuda clean
+.PHONY: test test-arm jax-tests custom-op demo bench bench-all lint docs wheel cuda clean
 
 test: $(VENV)/with-test,bench
 	$(BIN)/python -m pytest -n auto --dist loadfile
@@ -20,6 +20,13 @@ test: $(VENV)/with-test,bench
 # but the packages g++-aarch64-linux-gnu and qemu-user-static.
 test-arm:
 	PYTHONPATH=tests $(PYTHON) tests/arm/emulate.py
+
+# JAX's own tests of products, transposes and convolutions, with the drop-ins in place of
+# its functions: make jax-tests JAX_TESTS=path/of/jax/tests, a folder of JAX's repository.
+JAX_FILES := lax_test lax_numpy_test lax_numpy_einsum_test lax_autodiff_test lax_vmap_test
+jax-tests: $(VENV)/with-test
+	PYTHONPATH=tests $(BIN)/python -m pytest -p upstream -c $(JAX_TESTS)/../pyproject.toml \
+	  --rootdir $(JAX_TESTS)/.. $(JAX_FILES:%=$(JAX_TESTS)/%.py)
 
 # A package that adds an operator: installed beside ours, and tested there.
 custom-op: $(VENV)/with-test

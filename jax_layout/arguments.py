@@ -6,6 +6,7 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -17,8 +18,20 @@ def arrays(name: str, **given: Any) -> list[Array]:
             raise TypeError(
                 f"{name}: {argument} must be an array, got {type(x).__name__}."
             )
+        check_dtype(name, argument, x)
     # A traced array as it is: only it remembers its memory format.
     return [x if isinstance(x, Array) else jnp.asarray(x) for x in given.values()]
+
+
+def check_dtype(name: str, argument: str, x: Any) -> None:
+    """Refuses NumPy's arrays of what is no number, such as strings."""
+    if isinstance(x, np.ndarray | np.generic):
+        try:
+            jax.typeof(x)
+        except TypeError:
+            raise TypeError(
+                f"{name}: {argument} must hold numbers, got dtype {x.dtype}."
+            ) from None
 
 
 def scalar(name: str, argument: str, value: Any, dtype: np.dtype) -> Any:
@@ -61,6 +74,23 @@ def accumulator(dtype: Any) -> np.dtype:
     if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 32:
         return np.dtype(np.int32)
     return np.dtype(dtype)
+
+
+def same_kind(*dtypes: Any) -> bool:
+    """Whether numbers of these dtypes differ in their precision alone.
+
+    An integer that is made narrower is another number.
+    """
+    kinds = (jnp.floating, jnp.complexfloating)
+    return len(set(map(np.dtype, dtypes))) == 1 or any(
+        all(jnp.issubdtype(dtype, kind) for dtype in dtypes) for kind in kinds
+    )
+
+
+def widest(*dtypes: Any) -> np.dtype:
+    """The dtype that holds values of all, also where jax is told to promote none."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*dtypes)
 
 
 def placement(aval: Any) -> Any:

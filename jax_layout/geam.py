@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.interpreters import ad
@@ -14,6 +13,7 @@ from jax.typing import ArrayLike
 
 from jax_layout.arguments import accumulator, arrays, scalar
 from jax_layout.op import Kernel, Op, define, in_front, jvp_of
+from jax_layout.plain import jnp
 
 _CPU_DTYPES = ("float32", "float64", "bfloat16", "complex64", "complex128")
 # Below this many bytes XLA's own loop is as fast as a custom call.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental import checkify
@@ -20,6 +19,7 @@ from jax.typing import ArrayLike
 
 from jax_layout.arguments import accumulator, arrays, placement, scalar
 from jax_layout.op import Kernel, Op, define
+from jax_layout.plain import jnp, lax
 
 Mode = Literal["fill", "clip", "error"]
 
@@ -481,8 +481,8 @@ def _add_kernel(
         if not sort:
             return [index, source, y]
         rows = _resolve(index, extent, clip)
-        places = jax.lax.broadcasted_iota(np.int32, rows.shape, rows.ndim - 1)
-        rows, places = jax.lax.sort((rows, places), num_keys=1, is_stable=True)
+        places = lax.broadcasted_iota(np.int32, rows.shape, rows.ndim - 1)
+        rows, places = lax.sort((rows, places), num_keys=1, is_stable=True)
         return [rows, source, places, y]
 
     return Kernel(

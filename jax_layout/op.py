@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental.custom_partitioning import custom_partitioning
@@ -28,6 +27,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_layout import _backends, _compat, producers
+from jax_layout.plain import jnp, lax
 
 _PLATFORMS = ("cpu", "cuda")
 _NO_MESH = jax.sharding.AbstractMesh((), ())
@@ -115,6 +115,8 @@ class Op:
     layouts: bool = False
 
 
+_RULES = ("kernel", "jvp", "transpose", "batch", "sharding", "in_parts")
+
 _operators: dict[str, Op] = {}
 
 
@@ -141,13 +143,24 @@ def define(op: Op, handlers: Mapping[str, Any] | None = None) -> Callable[..., A
       the function that applies the operator: `f(*operands, **params)`.
 
     Raises:
-      ValueError: if there is an operator of this name, or a platform is unknown.
+      TypeError: if `op` is no record, or `lax` or a rule of it no function.
+      ValueError: if its name is no identifier or taken, or a platform is unknown.
 
     >>> def f(x): return 2 * jax.lax.sin(x)
     >>> twice_sin = define(Op(name="twice_sin", lax=f, jvp=jvp_of(f)))
     >>> round(float(jax.grad(twice_sin)(0.0)), 3)
     2.0
     """
+    if not isinstance(op, Op):
+        raise TypeError(f"define: op must be an Op, got {type(op).__name__}.")
+    if not isinstance(op.name, str) or not op.name.isidentifier():
+        raise ValueError(f"define: name must be an identifier, got {op.name!r}.")
+    for field in ("lax", *_RULES):
+        rule = getattr(op, field)
+        if not callable(rule) and (field == "lax" or rule is not None):
+            raise TypeError(
+                f"define: {field} of {op.name} must be a function, got {rule!r}."
+            )
     if op.name in _operators:
         raise ValueError(f"define: there is an operator named {op.name!r} already.")
     for platform, handler in (handlers or {}).items():
@@ -180,19 +193,32 @@ def define(op: Op, handlers: Mapping[str, Any] | None = None) -> Callable[..., A
             )
     _compat.needs_devices_to_lower(primitive)
 
-    if op.jvp is not None:
-        ad.primitive_jvps[primitive] = op.jvp
-    elif op.transpose is not None:
-        ad.primitive_jvps[primitive] = functools.partial(_multilinear_jvp, apply)
-    else:
-        ad.primitive_jvps[primitive] = _missing(op, "jvp", "differentiated")
-    ad.primitive_transposes[primitive] = op.transpose or _missing(
-        op, "transpose", "transposed"
+    jvp = op.jvp
+    if jvp is None and op.transpose is not None:
+        jvp = functools.partial(_multilinear_jvp, apply)
+    jvp = jvp or _missing(op, "jvp", "differentiated")
+    transpose = op.transpose or _missing(op, "transpose", "transposed")
+    batch = op.batch or _missing(op, "batch", "mapped by vmap")
+    ad.primitive_jvps[primitive] = lambda primals, tangents, **params: jvp(
+        _arrays(primals), tangents, **params
     )
-    batching.primitive_batchers[primitive] = op.batch or _missing(
-        op, "batch", "mapped by vmap"
+    ad.primitive_transposes[primitive] = lambda ct, *operands, **params: transpose(
+        ct, *_arrays(operands), **params
+    )
+    batching.primitive_batchers[primitive] = lambda operands, dims, **params: batch(
+        _arrays(operands), dims, **params
     )
     return apply
+
+
+def _arrays(operands: Sequence[Any]) -> list[Any]:
+    """The operands, with arrays for the numbers that a jaxpr has for literals."""
+    return [
+        jnp.asarray(x, getattr(x, "dtype", None))
+        if isinstance(x, int | float | complex)
+        else x
+        for x in operands
+    ]
 
 
 def _missing(op: Op, rule: str, what: str) -> Callable[..., Any]:
@@ -250,9 +276,7 @@ def _vary_alike(operands: Sequence[Any]) -> Sequence[Any]:
     axes = [_compat.varying_axes(x) for x in operands]
     union = frozenset().union(*axes)
     return [
-        jax.lax.pcast(x, tuple(sorted(union - mine)), to="varying")
-        if mine < union
-        else x
+        lax.pcast(x, tuple(sorted(union - mine)), to="varying") if mine < union else x
         for x, mine in zip(operands, axes, strict=True)
     ]
 
@@ -382,7 +406,7 @@ def _partitioned(
 
         def total(value: Any, *names: str) -> Any:
             axes = [axis for name in names or reduced for axis in placed.get(name, ())]
-            return jax.lax.psum(value, tuple(axes)) if axes else value
+            return lax.psum(value, tuple(axes)) if axes else value
 
         def body(*operands: Array) -> Any:
             # What a device computes is placed already, whatever mesh is current.

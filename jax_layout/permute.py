@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from jax_layout.arguments import check_dtype
 from jax_layout.op import Kernel, Op, define
+from jax_layout.plain import jnp, lax
 
 # Below this many bytes XLA's own loop is faster than a custom call on a CPU.
 _CPU_MIN_BYTES = 16 * 1024
@@ -29,8 +30,8 @@ def permute(x: ArrayLike, axes: Sequence[int]) -> Array:
 
     Args:
       x: array of any shape and dtype.
-      axes: one integer per axis of x; axis i of the result is axis `axes[i]` of
-        x. Negative axes count from the last.
+      axes: one integer per axis of x, in a sequence or an array; axis i of the
+        result is axis `axes[i]` of x. Negative axes count from the last.
 
     Returns:
       shape `tuple(x.shape[a] for a in axes)`, dtype of `x`.
@@ -164,6 +165,7 @@ def _apply(x: Array, axes: tuple[int, ...]) -> Array:
 
 def _array(name: str, x: Any) -> Any:
     """x, if it is an array or a scalar, as jax.numpy understands it."""
+    check_dtype(name, "x", x)
     if isinstance(x, Array | np.ndarray):
         return x
     if not isinstance(x, int | float | complex | np.generic) and not hasattr(
@@ -183,7 +185,7 @@ def _axes(
 ) -> tuple[int, ...]:
     """Axes counted from the first, all checked; with a shape, a whole reordering."""
     given = axes
-    if not isinstance(axes, Sequence | np.ndarray):
+    if not isinstance(axes, Sequence | np.ndarray | Array):
         axes = (axes,)
     try:
         order = tuple(operator.index(axis) for axis in axes)
@@ -207,7 +209,7 @@ def _axes(
 
 
 def _lax(x: Array, *, axes: tuple[int, ...]) -> Array:
-    return jax.lax.transpose(x, axes)
+    return lax.transpose(x, axes)
 
 
 def _kernel(platform: str, x: Any, *, axes: tuple[int, ...]) -> Kernel | None:

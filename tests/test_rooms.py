@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import jax_layout
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jax_layout"
 # Lowest first; rooms of one floor do not know each other.
 FLOORS = (
-    {"_compat", "_backends", "producers", "arguments"},
+    {"_compat", "_backends", "plain", "producers", "arguments"},
     {"op"},
     {"permute"},
     {"products", "formats"},
@@ -91,6 +93,25 @@ def test_an_operators_kernels_include_their_own_room_and_what_all_share(backend)
             assert parts[0] in ("core", backend), f"{file} includes {include}"
             shared = len(parts) == 2 or parts[1] in SHARED
             assert shared or parts[1] == own, f"{file} includes {include}"
+
+
+def test_what_has_a_drop_in_is_called_as_it_was_at_import():
+    """So that a drop-in which takes jax's function's place does not call itself."""
+    for file in python_files():
+        tree = ast.parse(file.read_text())
+        bound = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "jax_layout.plain"
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in jax_layout.__all__:
+                module = ast.unparse(node.value)
+                late = module in {"jnp", "lax", "nn"} - bound
+                assert not late and module not in ("jax.lax", "jax.nn", "jax.numpy"), (
+                    f"{file}:{node.lineno} calls {module}.{node.attr}"
+                )
 
 
 def test_every_room_says_what_it_is():

@@ -13,18 +13,17 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.interpreters import ad
 from jax.lax import ConvDimensionNumbers
 
 from jax_layout import _backends, _compat
-from jax_layout.arguments import accumulator, placement
+from jax_layout.arguments import accumulator, placement, widest
 from jax_layout.formats.memory_format import MemoryFormat
 from jax_layout.op import Kernel, Op, batch_of, define
 from jax_layout.permute import moveaxis
+from jax_layout.plain import jnp, lax
 
 Sizes = tuple[int, ...]
 
@@ -179,7 +178,7 @@ def _lax(
         }
     elif result == "x":
         orders = y, swap(w), x
-        b = move_groups(jax.lax.rev(b, w[2:]), w[0], w[1], conv.groups)
+        b = move_groups(lax.rev(b, w[2:]), w[0], w[1], conv.groups)
         pads = (
             each(lambda reach, low: reach - low, conv.reach, conv.pad_low),
             each(lambda x, low, s: x + low - s, conv.x_size, conv.pad_low, conv.span),
@@ -197,7 +196,7 @@ def _lax(
             "rhs_dilation": conv.stride,
             "batch_group_count": conv.groups,
         }
-    out = jax.lax.conv_general_dilated(
+    out = lax.conv_general_dilated(
         a,
         b,
         padding=list(zip(*pads, strict=True)),
@@ -352,11 +351,11 @@ def _transpose(
         of = values[name]
         if not ad.is_undefined_primal(of):
             return None
-        if name == "w" and 0 in params["conv"].y_size:
-            return ad.Zero(of.aval)  # XLA has no windows of size 0
         given = [values[operand] for operand in _OPERANDS[name]]
+        if any(0 in value.shape for value in given):
+            return ad.Zero(of.aval)  # XLA has no windows of size 0, nor crops them
         # A float32 cotangent of 16-bit operands is not rounded before the sum.
-        wide = jnp.promote_types(*(value.dtype for value in given))
+        wide = widest(*(value.dtype for value in given))
         given = [value.astype(wide) for value in given]
         options = params | {"dtype": wide, "out_sharding": placement(of.aval)}
         return PASSES[name](*given, **options).astype(of.aval.dtype)

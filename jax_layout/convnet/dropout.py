@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
 from jax_layout.formats.physical import aligned, flags, floating, number
 from jax_layout.formats.tags import formatted, store, stored
+from jax_layout.plain import jnp
 
 
 @formatted

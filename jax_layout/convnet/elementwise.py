@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -18,6 +17,7 @@ from jax_layout.formats import pointwise
 from jax_layout.formats.annotations import memory_format
 from jax_layout.formats.physical import aligned
 from jax_layout.formats.tags import formatted, store
+from jax_layout.plain import jnp, nn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -152,19 +152,19 @@ def relu(x: ArrayLike) -> Array:
     >>> relu(jnp.array([-1.0, 2.0])).tolist()
     [0.0, 2.0]
     """
-    return jax.nn.relu(x)
+    return nn.relu(x)
 
 
 @_of_numbers
 def relu6(x: ArrayLike) -> Array:
     """min(max(x, 0), 6), in the memory format of x."""
-    return jax.nn.relu6(x)
+    return nn.relu6(x)
 
 
 @_of_numbers
 def leaky_relu(x: ArrayLike, negative_slope: float = 0.01) -> Array:
     """x, times negative_slope where it is negative, in the memory format of x."""
-    return jax.nn.leaky_relu(x, negative_slope)
+    return nn.leaky_relu(x, negative_slope)
 
 
 @_of_numbers
@@ -182,19 +182,19 @@ def gelu(x: ArrayLike, approximate: str = "none") -> Array:
         raise ValueError(
             f"gelu: approximate must be 'none' or 'tanh', got {approximate!r}."
         )
-    return jax.nn.gelu(x, approximate=approximate == "tanh")
+    return nn.gelu(x, approximate=approximate == "tanh")
 
 
 @_of_numbers
 def silu(x: ArrayLike) -> Array:
     """x * sigmoid(x), in the memory format of x."""
-    return jax.nn.silu(x)
+    return nn.silu(x)
 
 
 @_of_numbers
 def sigmoid(x: ArrayLike) -> Array:
     """1 / (1 + exp(-x)), in the memory format of x."""
-    return jax.nn.sigmoid(x)
+    return nn.sigmoid(x)
 
 
 @_of_numbers
@@ -206,7 +206,7 @@ def tanh(x: ArrayLike) -> Array:
 @_of_numbers
 def hardswish(x: ArrayLike) -> Array:
     """x * relu6(x + 3) / 6, in the memory format of x."""
-    return jax.nn.hard_swish(x)
+    return nn.hard_swish(x)
 
 
 @_of_numbers

@@ -7,8 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.lax import ConvDimensionNumbers
@@ -23,6 +21,7 @@ from jax_layout.convnet.convolution import (
     move_groups,
     swap,
 )
+from jax_layout.plain import jnp, lax
 
 
 def conv_general_dilated(
@@ -81,12 +80,12 @@ def conv_general_dilated(
             padding,
             lhs_dilation or (1,) * (lhs.ndim - 2),
             rhs_dilation or (1,) * (lhs.ndim - 2),
-            jax.lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers),
+            lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers),
             feature_group_count,
             batch_group_count,
         )
     if known is None:
-        return jax.lax.conv_general_dilated(
+        return lax.conv_general_dilated(
             lhs, rhs, window_strides, padding, lhs_dilation, rhs_dilation,
             dimension_numbers, feature_group_count, batch_group_count, precision,
             preferred_element_type, out_sharding,
@@ -94,7 +93,7 @@ def conv_general_dilated(
     result, conv = known
     if result == "x":
         # The convolution reads its taps from the other end.
-        rhs = jax.lax.rev(rhs, conv.w_order[2:])
+        rhs = lax.rev(rhs, conv.w_order[2:])
         rhs = move_groups(rhs, conv.w_order[1], conv.w_order[0], conv.groups)
     dtype = lhs.dtype if preferred_element_type is None else preferred_element_type
     return PASSES[result](
@@ -121,6 +120,8 @@ def _recognise(
     """The pass that a convolution is, by its result; None if none, or not valid."""
     lists = (strides, lhs_dilation, rhs_dilation)
     pads = () if isinstance(padding, str) else tuple(padding)
+    if not all(isinstance(low_high, Sequence) for low_high in pads):
+        return None
     numbers = [feature_groups, batch_groups, *(i for each in lists for i in each)]
     sizes = [*lhs, *rhs, *numbers, *(p for low_high in pads for p in low_high)]
     if not all(isinstance(size, int | np.integer) for size in sizes):
@@ -140,7 +141,7 @@ def _recognise(
     if isinstance(padding, str):
         if not plain:
             return None
-        pads = tuple(jax.lax.padtype_to_pads(x_size, taps, strides, padding))
+        pads = tuple(lax.padtype_to_pads(x_size, taps, strides, padding))
     if len(pads) != len(x_size) or any(len(low_high) != 2 for low_high in pads):
         return None
     dilated = each(lambda x, d: (x - 1) * d + 1 if x else 0, x_size, lhs_dilation)
@@ -148,6 +149,8 @@ def _recognise(
     if any(size < 0 for size in padded):
         return None
     y_size = each(lambda p, k, s: max(0, (p - k) // s + 1), padded, taps, strides)
+    if 0 in y_size:
+        return None  # nothing to compute
     pad_low = [low for low, _ in pads]
 
     def convolution(**fields: Any) -> Convolution:

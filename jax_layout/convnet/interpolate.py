@@ -13,9 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.interpreters import ad
 from jax.typing import ArrayLike
 
@@ -23,6 +22,7 @@ from jax_layout.formats.physical import floating, sizes, whole, wide
 from jax_layout.formats.tags import formatted, store
 from jax_layout.op import Op, define
 from jax_layout.permute import permute
+from jax_layout.plain import jnp, lax
 
 Mode = Literal["nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic"]
 _RANKS = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}

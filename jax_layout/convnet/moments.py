@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.interpreters import ad
 
 from jax_layout.formats.physical import wide
 from jax_layout.op import Kernel, Op, define, in_front
+from jax_layout.plain import jnp, lax
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 # Below this many bytes XLA's own loops are as fast as a custom call.

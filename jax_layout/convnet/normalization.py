@@ -12,10 +12,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
 from jax_layout.convnet.moments import centered_affine, moments
@@ -32,6 +30,7 @@ from jax_layout.formats.physical import (
     wide,
 )
 from jax_layout.formats.tags import formatted, store, stored
+from jax_layout.plain import jnp, lax, nn
 
 
 @formatted
@@ -302,7 +301,7 @@ def softmax(x: ArrayLike, dim: int) -> Array:
     >>> softmax(jnp.zeros((1, 4)), 1).tolist()
     [[0.25, 0.25, 0.25, 0.25]]
     """
-    return _softmax("softmax", jax.nn.softmax, x, dim)
+    return _softmax("softmax", nn.softmax, x, dim)
 
 
 @formatted
@@ -312,7 +311,7 @@ def log_softmax(x: ArrayLike, dim: int) -> Array:
     >>> log_softmax(jnp.zeros((1, 1)), 1).tolist()
     [[0.0]]
     """
-    return _softmax("log_softmax", jax.nn.log_softmax, x, dim)
+    return _softmax("log_softmax", nn.log_softmax, x, dim)
 
 
 def _softmax(name: str, function: Any, x: ArrayLike, dim: int) -> Array:

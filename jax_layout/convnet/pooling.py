@@ -11,9 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
 from jax_layout.convnet.windows import (
@@ -26,6 +25,7 @@ from jax_layout.convnet.windows import (
 from jax_layout.formats.memory_format import convert
 from jax_layout.formats.physical import array, flags, floating, sizes, whole, wide
 from jax_layout.formats.tags import formatted, store, stored
+from jax_layout.plain import jnp, lax
 
 
 @formatted

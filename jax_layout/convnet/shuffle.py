@@ -8,13 +8,13 @@ import operator
 from collections.abc import Sequence
 from typing import Literal
 
-import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
 from jax_layout.formats.memory_format import convert
 from jax_layout.formats.physical import array, integer, unblocked, whole
 from jax_layout.formats.tags import formatted, store, stored
+from jax_layout.plain import jnp, lax
 
 Mode = Literal["constant", "reflect", "replicate", "circular"]
 _NUMPY_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}

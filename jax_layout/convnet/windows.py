@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.interpreters import ad
 
 from jax_layout.op import Op, define, in_front
+from jax_layout.plain import jnp, lax
 
 # The gradient of longer windows is left to XLA's own, one pass for any length.
 _MAX_UNROLLED = 32

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental.layout import Format, Layout
@@ -30,6 +29,7 @@ from jax_layout.formats.tags import (
     stored,
 )
 from jax_layout.op import Op, define
+from jax_layout.plain import jnp, lax
 
 
 @jax.tree_util.register_dataclass
@@ -96,7 +96,7 @@ def _in_format(format: MemoryFormat, placement: Any) -> Callable[[Array], Array]
     assert order is not None
 
     def relayout(x: Array) -> Array:
-        return jax.lax.transpose(format.pack(x), np.argsort(order))
+        return lax.transpose(format.pack(x), np.argsort(order))
 
     out = Format(Layout(order), placement)
     compiled = jax.jit(relayout, out_shardings=out)

@@ -19,6 +19,7 @@ from jax import Array
 from jax.experimental.layout import Format, Layout
 
 from jax_layout.formats.memory_format import MemoryFormat, row_major
+from jax_layout.plain import lax
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,7 +51,7 @@ def stored(x: Array) -> tuple[Array, MemoryFormat]:
     format = format_of_array(x)
     if format.row_major:
         return x, format
-    return jax.lax.transpose(x, format.permutation or ()), format
+    return lax.transpose(x, format.permutation or ()), format
 
 
 def store(physical: Array, format: MemoryFormat) -> Array:
@@ -76,7 +77,7 @@ def _as_it_lies(format: MemoryFormat, placement: Any) -> Callable[[Array], Array
     order = format.permutation
     assert order is not None
     return jax.jit(
-        lambda physical: jax.lax.transpose(physical, np.argsort(order)),
+        lambda physical: lax.transpose(physical, np.argsort(order)),
         out_shardings=Format(Layout(order), placement),
     )
 
@@ -124,9 +125,7 @@ def _compiled(
             leaf = next(given) if known is None else known[1]
             if format is not None and not format.row_major:
                 # XLA reads the array as it lies.
-                remember(
-                    leaf, jax.lax.transpose(leaf, format.permutation or ()), format
-                )
+                remember(leaf, lax.transpose(leaf, format.permutation or ()), format)
             leaves.append(leaf)
         args, kwargs = jax.tree.unflatten(tree, leaves)
         out = function(*args, **kwargs)
@@ -134,7 +133,7 @@ def _compiled(
         results[:] = [format_of(x) if isinstance(x, Array) else None for x in outputs]
         # XLA writes the arrays as they lie, too.
         outputs = [
-            jax.lax.transpose(stored(x)[0], np.argsort(format.permutation))
+            lax.transpose(stored(x)[0], np.argsort(format.permutation))
             if format is not None and format.permutation is not None
             else x
             for x, format in zip(outputs, results, strict=True)

@@ -9,13 +9,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from jax_layout import _backends, _compat
 from jax_layout.convnet.general_dilated import conv_general_dilated
 from jax_layout.convnet.packed import conv_packed_p, packed_format
 from jax_layout.formats.memory_format import MemoryFormat, row_major
 from jax_layout.optimize.rules import Equation, Formats, Step, moves, nbytes
+from jax_layout.plain import lax
 
 # The format for a convolution of this logical input (N, C, *spatial) and dtype; None
 # to leave it as it is.

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax import Array, lax
+from jax import Array
 
 from jax_layout import _compat
 from jax_layout.formats.memory_format import (
@@ -25,6 +25,7 @@ from jax_layout.formats.memory_format import (
     row_major,
 )
 from jax_layout.formats.pointwise import ELEMENTWISE
+from jax_layout.plain import lax
 
 Equation = Any
 # None: the operand can be made in any format at no cost, or is wanted in any.

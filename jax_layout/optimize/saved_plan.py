@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax import lax
 from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 
@@ -43,6 +42,7 @@ from jax_layout.optimize.plan import (
     unsupported,
 )
 from jax_layout.optimize.rules import Step
+from jax_layout.plain import lax
 
 _VERSION = 1
 

@@ -8,17 +8,18 @@ batch axes first and transposes afterwards.
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import opt_einsum
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_layout import _compat
+from jax_layout.arguments import widest
+from jax_layout.plain import jnp, lax
 from jax_layout.products.gemm import contract
 
 
@@ -52,10 +53,17 @@ def dot_general(
     (2, 4)
     """
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
-    (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = dimension_numbers
+    try:
+        (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = dimension_numbers
+    except (TypeError, ValueError):
+        raise ValueError(
+            "dot_general: dimension_numbers must be ((lhs_contracting, "
+            "rhs_contracting), (lhs_batch, rhs_batch)), each a sequence of axes, "
+            f"got {dimension_numbers}."
+        ) from None
 
     def plain() -> Array:
-        return jax.lax.dot_general(
+        return lax.dot_general(
             lhs,
             rhs,
             dimension_numbers,
@@ -97,6 +105,7 @@ def einsum(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
+    _dot_general: Callable[..., Array] = lax.dot_general,
 ) -> Array:
     """Drop-in for `jax.numpy.einsum`.
 
@@ -113,6 +122,9 @@ def einsum(
       preferred_element_type: dtype of the result.
       out_sharding: as in `jax.lax.dot_general`.
 
+      _dot_general: another function for the products, as layers of Flax pass one;
+        `jax.lax.dot_general` and the one here are the same.
+
     Returns:
       the result of the subscripts' right side.
 
@@ -128,6 +140,8 @@ def einsum(
         "preferred_element_type": preferred_element_type,
     }
 
+    ours = _dot_general in (lax.dot_general, dot_general)
+
     def plain() -> Array:
         return jnp.einsum(
             subscripts,
@@ -135,11 +149,12 @@ def einsum(
             out=out,
             optimize=optimize,
             out_sharding=out_sharding,
-            _dot_general=dot_general,
+            _dot_general=dot_general if ours else _dot_general,
             **options,
         )
 
-    if not isinstance(subscripts, str) or out is not None or len(operands) < 2:
+    simple = isinstance(subscripts, str) and out is None and len(operands) > 1
+    if not simple or not ours:
         return plain()
     arrays = [jnp.asarray(operand) for operand in operands]
     try:
@@ -162,6 +177,8 @@ def einsum(
             shapes=True,
             optimize=optimize if optimize is not True else "optimal",
         )
+        if any(len(indices) > 2 for indices, *_ in path.contraction_list):
+            return plain()  # its error
         for indices, _, step, *_ in path.contraction_list:
             taken = [arrays.pop(i) for i in indices]
             arrays.append(einsum(step, *taken, **options))
@@ -170,7 +187,10 @@ def einsum(
     for i, other in ((0, terms[1]), (1, terms[0])):
         alone = [n for n, label in enumerate(terms[i]) if label not in other + y]
         if alone:
-            arrays[i] = jnp.sum(arrays[i], axis=alone)
+            if widest(dtype, result) == result:  # as wide as the product's sums
+                arrays = [x.astype(result) for x in arrays]
+            total = jnp.any if arrays[i].dtype == bool else jnp.sum
+            arrays[i] = total(arrays[i], axis=alone).astype(arrays[i].dtype)
             terms[i] = "".join(i for i in terms[i] if i in other + y)
     return contract(
         arrays[0],

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import operator
 import os
 import string
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.interpreters import ad
@@ -23,9 +25,10 @@ from jax.lax import DotAlgorithmPreset, Precision
 from jax.typing import DTypeLike
 
 from jax_layout import _backends
-from jax_layout.arguments import accumulator, placement
+from jax_layout.arguments import accumulator, placement, widest
 from jax_layout.op import Kernel, Op, define
 from jax_layout.permute import permute
+from jax_layout.plain import jnp, lax
 
 # What NVIDIA recommends for cuBLASLt on Hopper, and room to align it.
 _CUDA_WORKSPACE = (32 << 20) + 256
@@ -63,8 +66,16 @@ def contract(
     if beta == 0:
         c = None
     if alpha == 0:
-        like = _lax(a, b, spec=spec, alpha=1, beta=0, precision=precision,
-                    dtype=dtype, out_sharding=out_sharding)  # fmt: skip
+        like = _lax(
+            a,
+            b,
+            spec=spec,
+            alpha=1,
+            beta=0,
+            precision=precision,
+            preferred_element_type=dtype,
+            out_sharding=out_sharding,
+        )
         return jnp.zeros_like(like) if c is None else (beta * c).astype(dtype)
     x, w, y = terms(spec)
     order = _order(spec, a.shape, b.shape, a.dtype.itemsize, dtype.itemsize)
@@ -83,7 +94,7 @@ def contract(
         alpha=alpha,
         beta=0 if c is None else beta,
         precision=precision,
-        dtype=dtype,
+        preferred_element_type=dtype,
         out_sharding=out_sharding,
     )
     return out if y2 == y else permute(out, [y2.index(label) for label in y])
@@ -179,14 +190,17 @@ def explain_gemm(
       the plan.
 
     Raises:
+      TypeError: if spec is no string, or a shape no sequence of integers.
       ValueError: if the letters do not fit the shapes or each other.
 
     >>> plan = explain_gemm("bshd,bthd->bhst", (8, 512, 16, 64), (8, 512, 16, 64))
     >>> plan.form, plan.m, plan.n, plan.k, plan.loops, plan.moved_bytes
     ('TN', 512, 512, 64, (8, 16), 0)
     """
+    if not isinstance(spec, str):
+        raise TypeError(f"explain_gemm: spec must be a string, got {spec!r}.")
     spec = spec.replace(" ", "")
-    a, b = tuple(a_shape), tuple(b_shape)
+    a, b = _shape("a_shape", a_shape), _shape("b_shape", b_shape)
     itemsize = np.dtype(dtype).itemsize
     x, w, y, moved = _order(spec, a, b, itemsize, itemsize)
     old = terms(spec)
@@ -211,6 +225,18 @@ def explain_gemm(
     )
 
 
+def _shape(argument: str, shape: Any) -> tuple[int, ...]:
+    try:
+        if not hasattr(shape, "shape"):  # an array is not its shape
+            return tuple(operator.index(extent) for extent in shape)
+    except TypeError:
+        pass
+    raise TypeError(
+        f"explain_gemm: {argument} must be a sequence of integers, "
+        f"got {type(shape).__name__}."
+    )
+
+
 def tune_gemms(path: str | os.PathLike[str] | None = None, candidates: int = 8) -> None:
     """Says how cuBLASLt's algorithms are chosen from now on, in this process.
 
@@ -232,20 +258,42 @@ def tune_gemms(path: str | os.PathLike[str] | None = None, candidates: int = 8) 
       candidates: how many to time; 1 for none.
 
     Raises:
-      ValueError: if candidates is less than 1, the file has other contents, or
-        cannot be written.
+      TypeError: if path is no path, or candidates no integer.
+      ValueError: if candidates is less than 1, the file has other contents, which
+        are left alone, or cannot be written.
 
     Source: `cublasLtMatmulAlgoGetHeuristic` in the cuBLAS manual.
 
     >>> tune_gemms(candidates=1)
     """
+    if not (path is None or isinstance(path, str | os.PathLike)):
+        raise TypeError(f"tune_gemms: path must be a path, got {path!r}.")
+    if not isinstance(candidates, int):
+        raise TypeError(f"tune_gemms: candidates must be an integer, got {candidates}.")
     if candidates < 1:
         raise ValueError(
             f"tune_gemms: candidates must be at least 1, got {candidates}."
         )
+    if path is not None:
+        _check_choices(Path(path))
     native = _backends.module("cuda")
     if native is not None:
         native.tune_gemms("" if path is None else os.fspath(path), candidates)
+
+
+def _check_choices(path: Path) -> None:
+    """Also where there is no GPU to choose for: the path will be used on one."""
+    if not path.parent.is_dir():
+        raise ValueError(f"tune_gemms: cannot write {path}: there is no {path.parent}.")
+    if not path.exists():
+        return
+    try:
+        choices = json.loads(path.read_text())
+        numbers = [int(choice, 16) for choice in choices.values()]
+    except (OSError, ValueError, TypeError, AttributeError):
+        numbers = None
+    if numbers is None:
+        raise ValueError(f"tune_gemms: {path} is not a file of choices.")
 
 
 # --- the primitive
@@ -259,15 +307,21 @@ def _lax(
     alpha: complex,
     beta: complex,
     precision: Any,
-    dtype: np.dtype,
+    preferred_element_type: np.dtype,
     out_sharding: Any,
 ) -> Array:
+    dtype = preferred_element_type
     x, w, y = terms(spec)
     batch = [label for label in y if label in x and label in w]
     summed = [label for label in x if label in w and label not in y]
     order = batch + [i for i in x + w if i in y and i not in batch]
     plain = not c and alpha == 1
-    out = jax.lax.dot_general(
+    summed_in = dtype if plain else accumulator(dtype)
+    if _less_than_a_byte(a.dtype) and a.dtype != summed_in:
+        # XLA multiplies these into no other type.
+        whole = np.uint8 if jnp.issubdtype(a.dtype, jnp.unsignedinteger) else np.int8
+        a, b = a.astype(whole), b.astype(whole)
+    out = lax.dot_general(
         a,
         b,
         (
@@ -275,15 +329,19 @@ def _lax(
             ([x.index(i) for i in batch], [w.index(i) for i in batch]),
         ),
         precision=precision,
-        preferred_element_type=dtype if plain else accumulator(dtype),
+        preferred_element_type=summed_in,
         out_sharding=_reorder(out_sharding, [y.index(i) for i in order]),
     )
-    out = jax.lax.transpose(out, [order.index(label) for label in y])
+    out = lax.transpose(out, [order.index(label) for label in y])
     if alpha != 1:
         out = out * alpha
     for addend in c:
         out = out + beta * addend.astype(out.dtype)
     return out.astype(dtype)
+
+
+def _less_than_a_byte(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.integer) and jax.dtypes.itemsize_bits(dtype) < 8
 
 
 def gemm_kernel(
@@ -370,7 +428,8 @@ def _tf32(operand: np.dtype, result: np.dtype, precision: Any) -> bool | None:
 
 def _kernel(platform: str, a: Any, b: Any, *c: Any, **params: Any) -> Kernel | None:
     params.pop("out_sharding")
-    return gemm_kernel(platform, a, b, **params)
+    dtype = params.pop("preferred_element_type")
+    return gemm_kernel(platform, a, b, dtype=dtype, **params)
 
 
 def _jvp(
@@ -400,7 +459,7 @@ def _transpose(
     alpha: complex,
     beta: complex,
     precision: Any,
-    dtype: np.dtype,
+    preferred_element_type: np.dtype,
     out_sharding: Any,
 ) -> list[Any]:
     x, w, y = terms(spec)
@@ -409,7 +468,7 @@ def _transpose(
         if not ad.is_undefined_primal(of):
             return None
         # A float32 cotangent of 16-bit operands is not rounded before the sum.
-        wide = jnp.promote_types(left.dtype, right.dtype)
+        wide = widest(left.dtype, right.dtype)
         return contract(
             left.astype(wide),
             right.astype(wide),
@@ -436,6 +495,7 @@ def _batch(
     **params: Any,
 ) -> tuple[Any, int]:
     a, b, *c = operands
+    params["dtype"] = params.pop("preferred_element_type")
     x, w, y = terms(spec)
     mapped = [d is not None for d in dims]
     if not any(mapped[:2]):  # only c is: one product serves all
@@ -471,9 +531,9 @@ def _sharding(*avals: Any, spec: str, **params: Any) -> str:
 
 def _in_parts(total: Any, a: Array, b: Array, *c: Array, **params: Any) -> Array:
     """The addend is added once, not by every device."""
-    beta, dtype = params.pop("beta"), params.pop("dtype")
+    beta, dtype = params.pop("beta"), params.pop("preferred_element_type")
     wide = accumulator(dtype)
-    out = total(gemm_p(a, b, beta=0, dtype=wide, **params))
+    out = total(gemm_p(a, b, beta=0, preferred_element_type=wide, **params))
     for addend in c:
         out = out + beta * addend.astype(wide)
     return out.astype(dtype)

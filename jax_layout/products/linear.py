@@ -15,20 +15,21 @@ mode, second derivatives and `vmap` work as for `jax.numpy`:
 from __future__ import annotations
 
 import functools
+import math
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.interpreters import ad
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_layout import _compat
-from jax_layout.arguments import accumulator, placement
+from jax_layout.arguments import accumulator, placement, same_kind, widest
 from jax_layout.op import Kernel, Op, batch_of, define, jvp_of
+from jax_layout.plain import jnp, nn
 from jax_layout.products.gemm import (
     GEMM_DTYPES,
     contract,
@@ -40,8 +41,8 @@ from jax_layout.products.sparse import is_sparse, sparse_product
 
 _ACTIVATIONS: dict[str | None, Callable[[Array], Array]] = {
     None: lambda z: z,
-    "relu": jax.nn.relu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+    "relu": nn.relu,
+    "gelu": functools.partial(nn.gelu, approximate=True),
 }
 
 
@@ -71,8 +72,10 @@ def linear(
       x: shape `(..., in_features)`. A matrix may be a BCOO or BCSR array of
         `jax.experimental.sparse`; then weight has its dtype, and weight_grad,
         precision and out_sharding are not for it.
-      weight: shape `(out_features, in_features)`, dtype of `x` or wider.
-      bias: shape `(out_features,)`, dtype of the result or wider.
+      weight: shape `(out_features, in_features)`, dtype of `x`, or a wider one of
+        its kind of floating point.
+      bias: shape `(out_features,)`, dtype of the result, or a wider one of its kind
+        of floating point.
       activation: None, "relu" or "gelu" (the tanh approximation, as
         `jax.nn.gelu`).
       weight_grad: shape of `weight`, floating point: the sum of the gradients so
@@ -108,7 +111,6 @@ def linear(
             raise TypeError(
                 f"linear: {argument} must be an array, got {type(value).__name__}."
             )
-    check_activation("linear", activation)
     if is_sparse(x):
         if not (weight_grad is None and precision is None and out_sharding is None):
             raise ValueError(
@@ -124,23 +126,16 @@ def linear(
             "linear: x (..., in) and weight (out, in) must agree in the last axis, "
             f"got shapes {x.shape} and {weight.shape}."
         )
-    if jnp.promote_types(x.dtype, weight.dtype) != weight.dtype:
-        raise TypeError(
-            "linear: weight must have x's dtype or a wider one, "
-            f"got x of {x.dtype} and weight of {weight.dtype}."
-        )
+    _check_wider("weight", weight.dtype, "x's dtype", x.dtype)
     dtype = jax.dtypes.canonicalize_dtype(preferred_element_type or x.dtype)
+    check_activation("linear", activation, dtype)
     if bias is not None:
         bias = jnp.asarray(bias)
         if bias.shape != weight.shape[:1]:
             raise ValueError(
                 f"linear: bias must have shape {weight.shape[:1]}, got {bias.shape}."
             )
-        if jnp.promote_types(bias.dtype, dtype) != bias.dtype:
-            raise TypeError(
-                "linear: bias must have the result's dtype or a wider one, "
-                f"got {bias.dtype} for {dtype}."
-            )
+        _check_wider("bias", bias.dtype, "the result's dtype", dtype)
     lead = string.ascii_lowercase.replace("k", "").replace("n", "")[: x.ndim - 1]
     options = {
         "activation": activation,
@@ -162,13 +157,23 @@ def linear(
     return _accumulating(x, weight, bias, weight_grad, spec, **options)
 
 
+def _check_wider(name: str, dtype: Any, narrow_name: str, narrow: Any) -> None:
+    if not same_kind(dtype, narrow) or widest(dtype, narrow) != dtype:
+        raise TypeError(
+            f"linear: {name} must have {narrow_name} or a wider one of its kind of "
+            f"floating point, got {dtype} for {narrow}."
+        )
+
+
 def _sparse(
     x: Any, weight: Array, bias: Any, activation: str | None, dtype: np.dtype
 ) -> Array:
     if weight.ndim != 2:
         raise ValueError(f"linear: weight must be a matrix, got shape {weight.shape}.")
     out = sparse_product("linear", ("x", x), ("weight.T", weight.T))
+    check_activation("linear", activation, dtype)
     if bias is not None:
+        _check_wider("bias", bias.dtype, "the result's dtype", dtype)
         if bias.shape != out.shape[1:]:
             raise ValueError(
                 f"linear: bias must have shape {out.shape[1:]}, got {bias.shape}."
@@ -177,11 +182,13 @@ def _sparse(
     return activate(out, activation).astype(dtype)
 
 
-def check_activation(name: str, activation: Any) -> None:
+def check_activation(name: str, activation: Any, dtype: Any) -> None:
     if activation not in _ACTIVATIONS:
         raise ValueError(
             f'{name}: activation must be None, "relu" or "gelu", got {activation!r}.'
         )
+    if activation == "gelu" and not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(f"{name}: gelu is for floating point, got {dtype}.")
 
 
 def activate(z: Array, activation: str | None) -> Array:
@@ -281,7 +288,7 @@ def _differentiate(dz: Array, activation: str | None, y: Array, *z: Array) -> Ar
 def _gelu_derivative(z: Array) -> Array:
     """The derivative of z/2 (1 + tanh(c (z + 0.044715 z^3))), c = sqrt(2/pi)."""
     z = z.astype(accumulator(z.dtype))
-    c, d = np.sqrt(2 / np.pi), 0.044715
+    c, d = math.sqrt(2 / math.pi), 0.044715
     t = jnp.tanh(c * (z + d * z**3))
     return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * c * (1 + 3 * d * z * z)
 
@@ -412,7 +419,7 @@ def _tangent_transpose(
         t.aval if t is not None and ad.is_undefined_primal(t) else None
         for t in [next(rest) if g else None for g in given] + [None] * (3 - len(given))
     )
-    wide = jnp.promote_types(ct.dtype, a.dtype)  # no rounding before the sums
+    wide = widest(ct.dtype, a.dtype)  # no rounding before the sums
     a, b, wide_ct = a.astype(wide), b.astype(wide), ct.astype(wide)
 
     def options(aval: Any) -> dict[str, Any]:

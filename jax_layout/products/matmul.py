@@ -3,19 +3,25 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_layout import _compat
 from jax_layout.arguments import accumulator, arrays, scalar
+from jax_layout.plain import jnp, lax
 from jax_layout.products.einsum import promoted
 from jax_layout.products.gemm import contract
-from jax_layout.products.linear import activate, biased_product, check_activation
+from jax_layout.products.linear import (
+    activate,
+    biased_product,
+    check_activation,
+)
 from jax_layout.products.scaled import is_float8, rounded, scaled_product
 from jax_layout.products.sparse import is_sparse, sparse_product
 
@@ -88,6 +94,12 @@ def gemm(
             "gemm: a and b must be matrices with the same leading axes, "
             f"got shapes {a.shape} and {b.shape}."
         )
+    for argument, transposed in ("a", transpose_a), ("b", transpose_b):
+        if not isinstance(transposed, bool | np.bool_) and transposed != "conjugate":
+            raise ValueError(
+                f'gemm: transpose_{argument} must be a bool or "conjugate", '
+                f"got {transposed!r}."
+            )
     lead = "abcdefghijlopqrstuvwxyz"[: a.ndim - 2]
     a_term, b_term = "mk", "kn"
     if transpose_a:
@@ -258,10 +270,19 @@ def addbmm(
     return _product("addbmm", first, second, "bmk,bkn->mn", addend, alpha, beta)
 
 
-# Eagerly too the result is written over the addend, which is gone afterwards.
-addmm_ = jax.jit(addmm, donate_argnums=0, static_argnames=("alpha", "beta"))
-baddbmm_ = jax.jit(baddbmm, donate_argnums=0, static_argnames=("alpha", "beta"))
-addbmm_ = jax.jit(addbmm, donate_argnums=0, static_argnames=("alpha", "beta"))
+def _in_place(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Eagerly too the result is written over the addend, which is gone afterwards."""
+    donating = jax.jit(function, donate_argnums=0, static_argnames=("alpha", "beta"))
+
+    @functools.wraps(function)
+    def call(input: Array, *matrices: ArrayLike, **factors: Any) -> Array:
+        arrays(f"{function.__name__}_", input=input)  # a number has no memory to give
+        return donating(input, *matrices, **factors)
+
+    return call
+
+
+addmm_, baddbmm_, addbmm_ = map(_in_place, (addmm, baddbmm, addbmm))
 
 
 def matmul(
@@ -320,8 +341,8 @@ def matmul(
     b_term, b_unit = term(b_lead)
     dtype = promoted("matmul", preferred_element_type, a, b)
     return contract(
-        jax.lax.squeeze(a, a_unit).astype(dtype[0]),
-        jax.lax.squeeze(b, b_unit).astype(dtype[0]),
+        lax.squeeze(a, a_unit).astype(dtype[0]),
+        lax.squeeze(b, b_unit).astype(dtype[0]),
         f"{a_term}{m}{k},{b_term}{k}{n}->{letters}{m}{n}",
         precision=_compat.canonical_precision(precision),
         dtype=dtype[1],
@@ -378,13 +399,16 @@ def _product(
     terms = spec.split("->")[0].split(",")
     extents = [a.shape[terms[0].index("k")], b.shape[terms[1].index("k")]]
     if extents[0] != extents[1]:
-        shapes = "x".join(map(str, a.shape)), "x".join(map(str, b.shape))
+        shapes = [
+            "x".join(map(str, x.shape)) + " transposed" * term.endswith(last)
+            for x, term, last in ((a, terms[0], "km"), (b, terms[1], "nk"))
+        ]
         raise ValueError(
             f"{name}: {a_name} and {b_name} shapes cannot be multiplied "
             f"({shapes[0]} and {shapes[1]})"
         )
-    check_activation(name, activation)
     dtype = jax.dtypes.canonicalize_dtype(a.dtype if dtype is None else dtype)
+    check_activation(name, activation, dtype)
     sizes = dict(zip("".join(terms), a.shape + b.shape, strict=True))
     shape = tuple(sizes[label] for label in spec.split("->")[1])
     c = _addend(name, *addend, dtype, shape)

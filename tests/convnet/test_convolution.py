@@ -518,3 +518,35 @@ def test_every_order_of_the_axes():
             dimension_numbers=jax.lax.ConvDimensionNumbers(*specs),
         )  # fmt: skip
         close(jnp.transpose(found, specs[2]), y)
+
+
+@pytest.mark.parametrize("padding", ["VALID", "SAME", [(1, 1), (0, 0)]], ids=str)
+@pytest.mark.parametrize("batch_groups", [1, 2])
+def test_gradients_over_a_spatial_axis_of_size_0(padding, batch_groups):
+    x, w = jnp.ones((4, 2, 0, 4)), jnp.ones((4, 2, 1, 2))
+
+    def gradients(convolve):
+        def total(x, w):
+            y = convolve(x, w, (2, 1), padding, batch_group_count=batch_groups)
+            return y.sum()
+
+        return jax.grad(total, (0, 1))(x, w)
+
+    ours, plain = map(
+        gradients, (jl.conv_general_dilated, jax.lax.conv_general_dilated)
+    )
+    jax.tree.map(np.testing.assert_array_equal, ours, plain)
+
+
+@jax.numpy_dtype_promotion("strict")
+def test_gradients_where_jax_is_told_to_promote_nothing():
+    x, w = jnp.ones((1, 2, 4, 4), "bfloat16"), jnp.ones((3, 2, 3, 3), "bfloat16")
+
+    def total(x, w):
+        y = jl.conv_general_dilated(
+            x, w, (1, 1), "VALID", preferred_element_type="float32"
+        )
+        return y.sum()
+
+    dx, dw = jax.grad(total, (0, 1))(x, w)
+    assert dx.dtype == dw.dtype == "bfloat16" and jnp.all(dw == 4)

@@ -78,6 +78,11 @@ _PLAIN: dict[str, Any] = {
     "dtype": np.dtype("float64"),
     "out_sharding": None,
 }
+_PLAIN_GEMM = {
+    "precision": None,
+    "preferred_element_type": np.dtype("float64"),
+    "out_sharding": None,
+}
 
 # NHWC, OIHW; kernels are for float32 and smaller, which test_convolution.py has.
 _CONV = Convolution(
@@ -213,12 +218,12 @@ EXAMPLES = {
     ],
     "gemm": [
         Example(
-            partial(gemm_p, spec="bmk,bnk->bmn", alpha=2, beta=0, **_PLAIN),
+            partial(gemm_p, spec="bmk,bnk->bmn", alpha=2, beta=0, **_PLAIN_GEMM),
             [(4, 96, 80), (4, 64, 80)],
             [(4, 0, 8), (4, 6, 8)],
         ),
         Example(
-            partial(gemm_p, spec="mk,kn->mn", alpha=1, beta=-1, **_PLAIN),
+            partial(gemm_p, spec="mk,kn->mn", alpha=1, beta=-1, **_PLAIN_GEMM),
             [(96, 80), (80, 64), (96, 64)],
             [(4, 0), (0, 6), (4, 6)],
         ),

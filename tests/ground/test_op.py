@@ -177,6 +177,25 @@ def test_without_a_batching_rule_vmap_says_so():
         jax.vmap(toy, (None, 0))(a, b[None])
 
 
+@pytest.mark.parametrize(
+    ("record", "error", "message"),
+    [
+        (3, TypeError, "op must be an Op, got int"),
+        (jl.Op("toy_bad", lax=3), TypeError, "lax of toy_bad must be a function"),
+        (jl.Op("toy_bad", lax=_matmul, batch=0), TypeError, "batch of toy_bad must be"),
+        (
+            jl.Op("a b", lax=_matmul),
+            ValueError,
+            "name must be .*, got 'a b'",
+        ),
+        (jl.Op(None, lax=_matmul), ValueError, "name must be an identifier, got None"),
+    ],
+)
+def test_define_refuses_what_is_no_record(record, error, message):
+    with pytest.raises(error, match=f"^define: {message}"):
+        jl.define(record)
+
+
 def test_a_name_can_be_defined_once():
     for name in ("toy_matmul", "permute"):
         with pytest.raises(ValueError, match=f"an operator named '{name}' already"):

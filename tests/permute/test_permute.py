@@ -241,6 +241,19 @@ def test_permute_rejects_axes_that_are_not_integers(axes):
         jl.permute(jnp.ones((2, 3)), axes)
 
 
+def test_axes_can_be_an_array():
+    x = np.arange(6).reshape(2, 3)
+    for axes in (np.array([1, 0]), jnp.array([1, 0]), jnp.array([-1, 0], "int8")):
+        np.testing.assert_array_equal(jl.permute(x, axes), x.T)
+        np.testing.assert_array_equal(jl.transpose(x, axes), x.T)
+
+
+@pytest.mark.parametrize("x", [np.array(["a"]), np.array([object()])], ids=str)
+def test_arrays_of_no_numbers_are_refused(x):
+    with pytest.raises(TypeError, match="^permute: x must hold numbers, got dtype"):
+        jl.permute(x, (0,))
+
+
 @pytest.mark.parametrize("x", [[[1, 2], [3, 4]], "ab", None, {"x": 1}], ids=str)
 @pytest.mark.parametrize("name", ["permute", *CALLS])
 def test_what_is_not_an_array_is_refused(name, x):

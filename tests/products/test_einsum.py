@@ -165,3 +165,55 @@ BAD = [
 def test_bad_input(f, error, message):
     with pytest.raises(error, match=message):
         f()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "bool", "bfloat16", "float32"])
+@pytest.mark.parametrize("preferred", [None, "int32", "float32"])
+@pytest.mark.parametrize("subscripts", ["...ik, ...j -> ij", "ba,b->", "ij,jk->i"])
+def test_sums_before_the_product_have_its_dtype(subscripts, dtype, preferred):
+    shapes = {".": [(5, 2, 3), (5, 4)], "b": [(5, 3), (5,)], "i": [(2, 3), (3, 5)]}
+    operands = [jnp.full(shape, 9, dtype) for shape in shapes[subscripts[0]]]
+    options = {"preferred_element_type": preferred}
+    expected = jnp.einsum(subscripts, *operands, **options)
+    ours = jl.einsum(subscripts, *operands, **options)
+    assert ours.dtype == expected.dtype
+    np.testing.assert_allclose(ours.astype(float), expected.astype(float), rtol=1e-2)
+
+
+def test_einsum_refuses_the_paths_that_jax_numpy_refuses():
+    x = [jnp.ones((2, n)) for n in (3, 4, 5)]
+    with pytest.raises(NotImplementedError, match="3 or more operands"):
+        jl.einsum("ij,ik,il->jkl", *x, optimize=[(0, 1, 2)])
+    with pytest.raises(KeyError, match="not found"):
+        jl.einsum("ij,ik,il->jkl", *x, optimize="unknown")
+
+
+def test_jaxprs_show_the_dtype_of_a_product():
+    x = jnp.ones((2, 2), "bfloat16")
+    f = functools.partial(jl.einsum, "ij,jk", preferred_element_type="float32")
+    (eqn,) = jax.make_jaxpr(f)(x, x).eqns
+    assert eqn.params["preferred_element_type"] == jnp.float32
+
+
+@pytest.mark.parametrize("numbers", [((0,), (1,)), 3, None])
+def test_dot_general_names_what_its_dimension_numbers_are(numbers):
+    with pytest.raises(ValueError, match="dot_general: dimension_numbers must be"):
+        jl.dot_general(jnp.ones((2, 3)), jnp.ones((3, 4)), numbers)
+
+
+def test_second_derivative_of_a_product_of_numbers():
+    f = jax.remat(lambda x: jl.dot_general(x, x, (([], []), ([], []))))
+    assert jax.hessian(f)(1.0) == 2
+
+
+@jax.numpy_dtype_promotion("strict")
+def test_gradients_where_jax_is_told_to_promote_nothing():
+    a, b = jnp.ones((5, 3), "bfloat16"), jnp.ones((3, 4), "bfloat16")
+    for f in (
+        functools.partial(jl.matmul, preferred_element_type="float32"),
+        lambda a, b: jl.linear(a, b.T.astype("float32"), activation="gelu"),
+        lambda a, b: jl.linear(a, b.T, preferred_element_type="float32"),
+    ):
+        da, db = jax.grad(lambda a, b, f=f: f(a, b).sum(), (0, 1))(a, b)
+        assert da.dtype == db.dtype == "bfloat16"
+        assert jnp.all(da > 3.9) and jnp.all(db > 4.9)

@@ -328,6 +328,27 @@ BAD = [
      ValueError, "matmul: the last axis of a and the last but one of b must agree"),
     (lambda: jl.matmul(M((2, 2, 3)), M((3, 3, 5))),
      ValueError, "matmul: leading axes must broadcast"),
+    (lambda: jl.gemm(M((5, 3)), M((3, 4)), transpose_a=True),
+     ValueError, r"gemm: a and b shapes .* \(5x3 transposed and 3x4\)"),
+    (lambda: jl.gemm(M((3, 5)), M((3, 4)), transpose_a="T"),
+     ValueError, "gemm: transpose_a must be a bool or \"conjugate\", got 'T'"),
+    (lambda: jl.gemm(*[jnp.ones((3, 3), jnp.int32)] * 2, activation="gelu"),
+     TypeError, "gemm: gelu is for floating point, got int32"),
+    (lambda: jl.mm(np.array([["a"]]), M((1, 1))),
+     TypeError, "mm: input must hold numbers, got dtype <U1"),
+    (lambda: jl.addmm_(5.0, M((2, 3)), M((3, 4))),
+     TypeError, "addmm_: input must be an array, got float"),
+    (lambda: jl.baddbmm_(5.0, M((2, 2, 3)), M((2, 3, 4))),
+     TypeError, "baddbmm_: input must be an array, got float"),
+    (lambda: jl.explain_gemm("mk,kn->mn", M((2, 3)), M((3, 4))),
+     TypeError, "explain_gemm: a_shape must be a sequence of integers, got"),
+    (lambda: jl.explain_gemm("mk,kn->mn", (2, 3), 3),
+     TypeError, "explain_gemm: b_shape must be a sequence of integers, got int"),
+    (lambda: jl.explain_gemm(3, (2, 3), (3, 4)),
+     TypeError, "explain_gemm: spec must be a string, got 3"),
+    (lambda: jl.tune_gemms(3), TypeError, "tune_gemms: path must be a path, got 3"),
+    (lambda: jl.tune_gemms(candidates=2.5),
+     TypeError, "tune_gemms: candidates must be an integer, got 2.5"),
 ]  # fmt: skip
 
 
@@ -345,6 +366,18 @@ def test_shapes_are_checked_when_tracing():
 def test_tune_gemms(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
         jl.tune_gemms(candidates=0)
+    with pytest.raises(ValueError, match="cannot write .*: there is no "):
+        jl.tune_gemms(tmp_path / "missing" / "gemms.json")
+    foreign = tmp_path / "foreign.json"
+    for text in ("", "[1]", '{"hello": 1}', '{"hello": "world"}', "# Notes"):
+        foreign.write_text(text)
+        with pytest.raises(ValueError, match="foreign.json is not a file of choices"):
+            jl.tune_gemms(foreign)
+        assert foreign.read_text() == text
+    with pytest.raises(ValueError, match="is not a file of choices"):
+        jl.tune_gemms(tmp_path)
+    (tmp_path / "known.json").write_text('{"gemm 1": "00ff00ff00ff00ff"}')
+    jl.tune_gemms(tmp_path / "known.json")
     calls = []
     native = types.SimpleNamespace(tune_gemms=lambda *given: calls.append(given))
     monkeypatch.setattr(_backends, "module", {"cuda": native}.get)

@@ -347,6 +347,43 @@ def test_bad_shapes(shapes, options, error, message):
         jl.linear(*[jnp.ones(s) for s in shapes], **options)
 
 
+@pytest.mark.parametrize(
+    ("x", "weight", "bias"),
+    [
+        ("int32", "float32", None),
+        ("bool", "float32", None),
+        ("int8", "int32", None),
+        ("float32", "complex64", None),
+        ("int32", "int32", "float32"),
+        ("int8", "int8", "int32"),
+        ("float32", "float32", "complex64"),
+    ],
+)
+def test_no_number_is_cast_to_another_kind(x, weight, bias):
+    a, w = jnp.ones((5, 3), x), jnp.full((4, 3), 0.5).astype(weight)
+    b = None if bias is None else jnp.full(4, 0.5).astype(bias)
+    at_fault = "weight" if bias is None else "bias"
+    with pytest.raises(TypeError, match=f"linear: {at_fault} must have .* dtype or"):
+        jl.linear(a, w, b)
+
+
+def test_gelu_of_integers_is_refused():
+    x = jnp.ones((3, 3), "int32")
+    with pytest.raises(TypeError, match="linear: gelu is for floating point"):
+        jl.linear(x, x, activation="gelu")
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int8"])
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_linear_of_integers_of_less_than_a_byte(dtype, activation):
+    x = jnp.arange(6).reshape(2, 3).astype(dtype)
+    ours = jl.linear(x, x, jnp.ones(2, dtype), activation=activation)
+    assert ours.dtype == dtype
+    wide = x.astype("int32")
+    expected = (wide @ wide.T + 1).astype(dtype)
+    np.testing.assert_array_equal(ours.astype(int), expected.astype(int))
+
+
 def test_bad_types():
     x, w, b = operands(dtype=jnp.float32)
     with pytest.raises(
