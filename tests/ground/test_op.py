@@ -301,6 +301,7 @@ TOO_NEW = """
     module = types.SimpleNamespace(
         __name__="jax_layout._cpu",
         ffi_api_version=(0, 99),
+        isa=lambda: {{}},
         registrations=lambda: {{"jax_layout_permute": {{"execute": capsule}}}},
     )
 """
