@@ -248,7 +248,9 @@ def test_axes_can_be_an_array():
         np.testing.assert_array_equal(jl.transpose(x, axes), x.T)
 
 
-@pytest.mark.parametrize("x", [np.array(["a"]), np.array([object()])], ids=str)
+@pytest.mark.parametrize(
+    "x", [np.array(["a"]), np.array([object()])], ids=["text", "objects"]
+)
 def test_arrays_of_no_numbers_are_refused(x):
     with pytest.raises(TypeError, match="^permute: x must hold numbers, got dtype"):
         jl.permute(x, (0,))
