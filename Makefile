@@ -1,20 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # make test, make custom-op, make demo, make bench, make bench-all, make lint, make docs:
-# each in a virtual environment of its own making. make cuda adds the CUDA kernels to it; that needs nvcc, but no GPU.
-# make wheel: what is released, in dist, tried where it is all that is installed.
-PYTHON ?= python3
+# each in a virtual environment of its own making. make wheel: what is released, in dist,
+# tried where it is all that is installed. make try: test with the newest release of jax in
+# a fresh environment, pre-releases included, or with JAX=0.12.0.
+#
+#   PYTHON  the interpreter, by default the first of these that runs: jax's newest releases
+#           need 3.12
+#   JAX     a version of jax instead of the newest
+#   TORCH=1 compares with PyTorch too; left out by default, as pip's may bring gigabytes
+#           for GPUs
+#   CUDA=1  builds the CUDA kernels too, and has jax compile for GPUs; needs nvcc, but no GPU
+#   VENV    where the environment is: what has other values of these needs another
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+ready := import ensurepip, sys; sys.exit(sys.version_info < (3, 11))
+ifndef PYTHON
+PYTHON := $(shell for each in python3.12 python3.13 python3.14 python3 python3.11; do \
+  $$each -c "$(ready)" 2>/dev/null && echo $$each && break; done)
+endif
+# Python compiles what it imports; pip would all there is.
+export PIP_NO_COMPILE := 1
 VENV := .venv
 BIN := $(VENV)/bin
 # Python files are used in place; these have to be installed again.
-SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake core cpu -type f)
+SOURCES := pyproject.toml CMakeLists.txt $(shell find cmake core cpu $(if $(CUDA),cuda) -type f)
 RELEASE := .venv-release
+TRY := .venv-try
 BENCH ?= --set ml --json benchmarks/results/latest.json --plot benchmarks/results/latest.png
+# More for pytest, such as files.
+PYTEST ?=
 
-.PHONY: test test-arm jax-tests custom-op demo bench bench-all lint docs wheel cuda clean
+.PHONY: test test-arm jax-tests custom-op demo bench bench-all lint docs wheel cuda try clean
 
-test: $(VENV)/with-test,bench
-	$(BIN)/python -m pytest -n auto --dist loadfile
+test: $(VENV)/with-test,bench$(TORCH:1=,torch)
+	$(if $(CUDA),JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1) \
+	  $(BIN)/python -m pytest -n auto --dist loadfile -rs $(PYTEST)
 
 # The CPU kernels built for AArch64, against plain loops, under qemu. Needs no environment,
 # but the packages g++-aarch64-linux-gnu and qemu-user-static.
@@ -71,11 +92,31 @@ wheel: $(RELEASE)/ready
 cuda: | $(BIN)/python
 	$(BIN)/python -m pip install -e '.[cuda13]' -C cmake.define.JAX_LAYOUT_CUDA=ON
 
+# In an environment made anew: JAX, or the newest, pre-releases included. The programs for
+# an H100 are compiled where nvcc is.
+newest = $$($(TRY)/bin/python -m pip index versions --pre jax 2>/dev/null \
+  | sed -nE '1s/.*\((.*)\)/\1/p')
+try:
+	rm -rf $(TRY)
+	$(MAKE) $(TRY)/bin/python VENV=$(TRY)
+	$(MAKE) test VENV=$(TRY) JAX=$(or $(JAX),$(newest)) CUDA=$(if $(shell command -v nvcc),1)
+
 clean:
-	rm -rf $(VENV) $(RELEASE) build dist docs/generated docs/tour.md site *.egg-info
+	rm -rf $(VENV) $(RELEASE) $(TRY) build dist docs/generated docs/tour.md site *.egg-info
+
+# What pip and the compiler do, a line at a time; all they say is in the log.
+steps := s/ \(from .*|-[0-9].*-(cp|py)[0-9].*//; \
+  s/^ *(Collecting|Processing) (.*\/)?/  fetching /p; \
+  s/^ *Installing (build dependencies|collected packages).*(started|,.*)$$/  installing \1/p; \
+  s/^ *(\[[0-9]+\/[0-9]+\]) Building .*nanobind.*/  \1 compiling nanobind/p; \
+  s/^ *(\[[0-9]+\/[0-9]+\]) Building .* CMakeFiles\/[^\/]*\/(.*)\.o$$/  \1 compiling \2/p
+install = @log=$(VENV)/install.log; $(BIN)/python -m pip install -v $(1) 2>&1 \
+  | tee $$log | sed -unE '$(steps)' || { tail -n 40 $$log; exit 1; }
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	$(if $(PYTHON),,$(error Python 3.11 or newer is needed, with its venv; PYTHON=... names one))
+	@echo "Creating the environment $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
 
 # What these optional dependencies are, without the project itself.
 requirements = "import sys, tomllib; \
@@ -88,12 +129,20 @@ $(RELEASE)/ready: pyproject.toml
 	$(RELEASE)/bin/python -m pip install --quiet -r $@
 
 $(VENV)/project: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e .
-	touch $@
+	@echo "Installing jax$(JAX:%= %) and building jax_layout: $(words $(filter %.cc %.cu,$(SOURCES))) files to compile, a minute or two"
+	$(call install,-e . $(JAX:%='jax==%') -C build-dir=build/$(VENV) \
+	  $(if $(CUDA),-C cmake.define.JAX_LAYOUT_CUDA=ON))
+	$(if $(CUDA),@$(cuda_plugin))
+	@touch $@
+
+# Compiles for GPUs; what it needs to run on one is left out.
+cuda_plugin = $(BIN)/python -m pip install --quiet --no-deps $$($(BIN)/python -c \
+  "import jax; print(*(f'jax-cuda13-{part}=={jax.__version__}' for part in ('plugin', 'pjrt')))")
 
 # with-A,B: the project is there, and its optional dependencies A and B.
 $(VENV)/with-%: pyproject.toml | $(VENV)/project
-	$(PYTHON) -c $(requirements) $* > $@
-	$(BIN)/python -m pip install --quiet -r $@
+	@echo "Installing what is needed for: $*"
+	@$(BIN)/python -c $(requirements) $* > $@
+	@$(BIN)/python -m pip install --quiet -r $@
 
 .DELETE_ON_ERROR:

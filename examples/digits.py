@@ -30,7 +30,7 @@ Params = list[tuple[jax.Array, jax.Array]]
 Linear = Callable[..., jax.Array]
 
 SIZES = (64, 1024, 1024, 10)
-STEPS = 150
+STEPS = 60
 LEARNING_RATE = 2e-3
 
 

@@ -20,7 +20,7 @@ TYPES = {
     "jl.permute(x, (1, 0))": "jax._src.basearray.Array",
     "jl.einsum('ij,jk->ik', x, x)": "jax._src.basearray.Array",
     "jl.index_add(x, 0, i, x)": "jax._src.basearray.Array",
-    "jl.memory_format(x)": "jax_layout.memory_format.MemoryFormat",
+    "jl.memory_format(x)": "jax_layout.formats.memory_format.MemoryFormat",
 }
 
 
