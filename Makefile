@@ -3,7 +3,7 @@
 # make test, make custom-op, make demo, make bench, make bench-all, make lint, make docs:
 # each in a virtual environment of its own making. make wheel: what is released, in dist,
 # tried where it is all that is installed. make try: test with the newest release of jax in
-# a fresh environment, pre-releases included, or with JAX=0.12.0.
+# a fresh environment, pre-releases included, or with JAX=0.12.0, and what became slower.
 #
 #   PYTHON  the interpreter, by default the first of these that runs: jax's newest releases
 #           need 3.12
@@ -93,13 +93,15 @@ cuda: | $(BIN)/python
 	$(BIN)/python -m pip install -e '.[cuda13]' -C cmake.define.JAX_LAYOUT_CUDA=ON
 
 # In an environment made anew: JAX, or the newest, pre-releases included. The programs for
-# an H100 are compiled where nvcc is.
+# an H100 are compiled where nvcc is. Then, for so many minutes, what became slower.
+MINUTES ?= 60
 newest = $$($(TRY)/bin/python -m pip index versions --pre jax 2>/dev/null \
   | sed -nE '1s/.*\((.*)\)/\1/p')
 try:
-	rm -rf $(TRY)
+	rm -rf $(TRY) build/try
 	$(MAKE) $(TRY)/bin/python VENV=$(TRY)
 	$(MAKE) test VENV=$(TRY) JAX=$(or $(JAX),$(newest)) CUDA=$(if $(shell command -v nvcc),1)
+	$(TRY)/bin/python -m benchmarks.all --quick --minutes $(MINUTES) --results build/try
 
 clean:
 	rm -rf $(VENV) $(RELEASE) $(TRY) build dist docs/generated docs/tour.md site *.egg-info

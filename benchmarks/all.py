@@ -26,6 +26,7 @@ from benchmarks import machine, profiles, runner
 from benchmarks.results import RESULTS, Report, newest
 
 FAST_ENOUGH = 0.97
+FALLEN = 0.9  # of what it was with another jax: more than runs differ
 _ROOT = Path(__file__).parent.parent
 _LOGS = _ROOT / "build" / "bench"
 _LOCK = Path(tempfile.gettempdir()) / "jax_layout_bench_all.lock"
@@ -66,18 +67,21 @@ class Run:
       quick: fewer rounds.
       end: when to stop, by time.monotonic().
       console: where to say so.
+      results: where they are kept.
       troubles: what failed, a line each.
     """
 
     quick: bool
     end: float
     console: Console
+    results: Path = RESULTS
     troubles: list[str] = dataclasses.field(default_factory=list)
 
     def record(self, benchmark: Benchmark, profile: str, bar: Progress) -> None:
         """Runs a benchmark in processes of the profile until it has all its cases."""
         described = machine.describe(jax.devices("cpu")[0], profile)
-        path = Report(benchmark.module, described, {}, ()).path(benchmark.name)
+        report = Report(benchmark.module, described, {}, ())
+        path = report.path(benchmark.name, self.results)
         title = f"{profile} {benchmark.name}"
         start = time.monotonic()
         status = self._start(benchmark, profile, path, bar)
@@ -164,6 +168,24 @@ def slower(results: Path = RESULTS) -> dict[Path, list[str]]:
     return {place: [line for _, line in sorted(found[place])] for place in found}
 
 
+def fallen(results: Path, before: Path = RESULTS) -> list[str]:
+    """What has become slower beside plain JAX than what is kept of this machine."""
+    known = recorded(before)
+    found = []
+    for name, reports in recorded(results).items():
+        kept = newest(known.get(name, []))
+        for place, report in newest(reports).items():
+            if place not in kept:
+                continue
+            was = dict(kept[place].ratios())
+            found += [
+                (ratio / was[case], f"{was[case]:.2f} -> {ratio:.2f}  {name}  {case}")
+                for case, ratio in report.ratios()
+                if case in was and ratio < FALLEN * was[case]
+            ]
+    return [line for _, line in sorted(found)]
+
+
 def show(console: Console, results: Path = RESULTS) -> None:
     """Prints that list, and keeps it beside the results."""
     for place, lines in slower(results).items():
@@ -172,6 +194,12 @@ def show(console: Console, results: Path = RESULTS) -> None:
         for line in lines:
             console.print(f"  {line}", highlight=False, markup=False)
         (place / "slower.txt").write_text("".join(f"{line}\n" for line in lines))
+    if results != RESULTS:
+        lines = fallen(results)
+        title = f"{len(lines)} slower, beside plain JAX, than what is recorded"
+        console.print(title, style="bold", highlight=False)
+        for line in lines:
+            console.print(f"  {line}", highlight=False, markup=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -180,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     console = runner.console()
     if options.list:
-        show(console)
+        show(console, options.results)
         return 0
     try:
         chosen = [profiles.choose(name, flags) for name in options.profile or ()]
@@ -190,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = chosen or list(profiles.possible(flags))
     wanted = [each for each in BENCHMARKS if each.name in (options.only or _NAMES)]
     end = time.monotonic() + 60 * (options.minutes or math.inf)
-    run = Run(options.quick, end, console)
+    run = Run(options.quick, end, console, options.results)
     columns = (TextColumn("{task.description:<60}"), BarColumn(), TimeElapsedColumn())
     try:
         with (
@@ -208,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BlockingIOError:
         console.print(f"another run holds {_LOCK}", highlight=False)
         return 2
-    show(console)
+    show(console, options.results)
     for line in run.troubles:
         console.print(f"failed: {line}", style="red", highlight=False, markup=False)
     return int(bool(run.troubles))
@@ -225,6 +253,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--quick", action="store_true", help="fewer rounds: a quarter of an hour each")
     add("--minutes", type=float, metavar="N", help="stop then; a next run goes on")
     add("--list", action="store_true", help="only list where ours is slower")
+    kept = "where they are kept, and compared with what benchmarks/results has"
+    add("--results", type=Path, default=RESULTS, metavar="FOLDER", help=kept)
     return parser.parse_args(arguments)
 
 

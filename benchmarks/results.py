@@ -101,16 +101,20 @@ class Report:
         version = f"jax-{self.machine['versions']['jax']}"
         return results.joinpath(*place, version, f"{name}.json")
 
-    def slower(self, than: float) -> Iterator[tuple[float, str]]:
-        """The cases of ours that are below so many times plain JAX's speed."""
+    def ratios(self) -> Iterator[tuple[str, float]]:
+        """Each case of ours, and how many times plain JAX's speed it has."""
         for case in self.cases:
             for ours, plain in PLAIN[self.benchmark]:
                 for warm in (False, True):
                     ratio = case.speedup(plain, warm, ours)
-                    if ratio is not None and ratio < than:
+                    if ratio is not None:
                         given = (case.config.get(key) for key in ("axes", "dtype"))
                         words = (case.group, case.name, *given, label(ours, warm))
-                        yield ratio, " ".join(filter(None, words))
+                        yield " ".join(filter(None, words)), ratio
+
+    def slower(self, than: float) -> Iterator[tuple[float, str]]:
+        """The cases of ours that are below so many times plain JAX's speed."""
+        return ((ratio, case) for case, ratio in self.ratios() if ratio < than)
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -451,6 +451,9 @@ def _text(found: dict[str, Any]) -> str:
     if isa := found["isa"]:
         cap = f"JAX_LAYOUT_MAX_ISA={isa['max']}" if isa["max"] != "amx" else "nothing"
         lines.append(f"level: {isa['level']} of {isa['processor']}, {cap} caps it")
+        if isa["level"] != "amx":
+            why = cap if isa["processor"] == "amx" else "the processor has none"
+            lines.append(f"  AMX tiles: not used, {why}")
     lines += [f"  {name}: {what}" for name, what in found["runs"].items()]
     for b in found["backends"]:
         built = f", XLA FFI {_dotted(b['ffi_built'])}" if b["ffi_built"] else ""

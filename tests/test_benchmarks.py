@@ -464,6 +464,18 @@ def kept(folder, benchmark="gemm", name="gemm", place="a-2c", jax="1.0", **sampl
     return report.path(name, folder)
 
 
+def test_list_of_what_became_slower(tmp_path):
+    before, after = tmp_path / "before", tmp_path / "after"
+    kept(before, jax="1.9", ours=1.0, jnp=9.0)
+    kept(before, jax="1.10", ours=1.0, jnp=1.0)
+    kept(before, "conv", "conv", ours=1.0, lax=1.0)
+    kept(after, jax="1.11", ours=1.2, jnp=1.0)
+    kept(after, "conv", "conv", jax="1.11", ours=1.05, lax=1.0)
+    kept(after, place="b-2c", jax="1.11", ours=2.0, jnp=1.0)  # nothing to compare
+    found = all_benchmarks.fallen(after, before)
+    assert found == ["1.00 -> 0.83  gemm  square 2048 NT float32 ours"]
+
+
 def test_list_of_what_is_slower(tmp_path, capsys):
     kept(tmp_path, jax="1.9", ours=2.0, jnp=1.0)
     path = kept(tmp_path, jax="1.10", ours=1.0, jnp=0.9, torch=0.1)

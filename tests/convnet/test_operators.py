@@ -514,7 +514,7 @@ def test_max_pool_with_indices_of_long_windows_and_integers():
     y, at = jl.max_pool(x, 300, return_indices=True)
     windows = x.reshape(1, 2, 2, 300)
     np.testing.assert_array_equal(y, windows.max(-1))
-    np.testing.assert_array_equal(at, windows.argmax(-1) + [0, 300])
+    np.testing.assert_array_equal(at, windows.argmax(-1) + np.array([0, 300]))
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

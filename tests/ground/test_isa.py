@@ -196,6 +196,7 @@ def test_level(level):
         assert f"  {name}: {runs[name]}\n" in told["text"]
     cap = "nothing" if level == "amx" else f"JAX_LAYOUT_MAX_ISA={level}"
     assert f"level: {best} of {processor}, {cap} caps it\n" in told["text"]
+    assert ("AMX tiles: not used" in told["text"]) == (best != "amx")
 
 
 LEVEL = "from jax_layout import _backends; print(_backends.module('cpu').isa()['max'])"

@@ -67,6 +67,11 @@ CASES = {
     "matmul": ([a(2, 3, 4), a(4, 5)], {}, [a(2, 3, 4), a(5, 5)]),
     "matrix_transpose": ([a(2, 3, 4)], {}, [a(3)]),
     "max_pool": ([X], dict(kernel_size=3, stride=2, padding=1), [a(4)]),
+    "max_unpool": (
+        [X, a(2, 4, 6, 6, dtype="int32")],
+        dict(kernel_size=2),
+        [X, a(2, 4, 6, 5, dtype="int32")],
+    ),
     "maximum": ([X, X], {}, [X, a(5)]),
     "minimum": ([X, X], {}, [X, a(5)]),
     "mm": ([a(3, 4), a(4, 5)], {}, [a(3, 4), a(5, 4)]),
