@@ -130,11 +130,9 @@ KernelLevels::KernelLevels(const char* name)
 const KernelLevels* KernelLevels::First() { return FirstLevels(); }
 
 int KernelLevels::Find(Isa isa) const {
-  for (size_t i = 0; i < levels_.size(); ++i) {
+  for (int i = 0; i < count_; ++i) {
     const Level& level = levels_[i];
-    if (level.isa <= isa && (level.also == nullptr || level.also())) {
-      return static_cast<int>(i);
-    }
+    if (level.isa <= isa && (level.also == nullptr || level.also())) return i;
   }
   return -1;
 }

@@ -7,8 +7,9 @@
 
 #include <atomic>
 #include <initializer_list>
+#include <iterator>
 #include <string>
-#include <vector>
+#include <type_traits>
 
 namespace jax_layout {
 
@@ -37,18 +38,26 @@ const std::string& UnknownMaxIsa();
 // The level of what runs: the processor's, at most MaxIsa().
 Isa BestIsa();
 
-// Whether an AVX-512 processor has byte permutes too, as all with bf16 have.
+// Whether an AVX-512 processor has byte permutes too: those of Skylake, Cascade
+// Lake and Cooper Lake, the last with bf16, do not.
 bool HasVbmi();
 
-// The levels of one kind of kernels, as the module reports them.
+// The levels of one kind of kernels, as the module reports them. It owns no
+// memory: threads may run kernels while the process ends.
 class KernelLevels {
  public:
+  static constexpr int kMost = std::size(kIsaNames);
+
   explicit KernelLevels(const char* name);
 
-  void Add(Isa isa, bool (*also)()) { levels_.push_back({isa, also}); }
+  void Add(Isa isa, bool (*also)()) { levels_[count_++] = {isa, also}; }
   // The first level up to `isa` that this processor has, or -1.
   int Find(Isa isa) const;
-  void Ran(int level) const { ran_.store(level, std::memory_order_relaxed); }
+  // Written when it changes alone: all threads read the cache line.
+  void Ran(int level) const {
+    if (ran_.load(std::memory_order_relaxed) == level) return;
+    ran_.store(level, std::memory_order_relaxed);
+  }
 
   const char* name() const { return name_; }
   const char* best() const { return NameOf(Find(BestIsa())); }
@@ -66,7 +75,8 @@ class KernelLevels {
   }
 
   const char* name_;
-  std::vector<Level> levels_;
+  Level levels_[kMost] = {};
+  int count_ = 0;
   mutable std::atomic<int> ran_ = -1;
   const KernelLevels* next_;
 };
@@ -87,27 +97,29 @@ class Kernels {
 
   Kernels(const char* name, std::initializer_list<AtLevel> highest_first)
       : levels_(name) {
+    int count = 0;
     for (const AtLevel& level : highest_first) {
-      kernels_.push_back(level.kernels);
+      kernels_[count++] = level.kernels;
       levels_.Add(level.isa, level.also);
     }
   }
 
   // Those for a level, null if there are none.
-  T At(Isa isa = BestIsa()) const {
-    const int level = levels_.Find(isa);
-    return level < 0 ? nullptr : kernels_[level];
-  }
+  T At(Isa isa = BestIsa()) const { return Of(levels_.Find(isa)); }
   // The same, to run them.
   T Take(Isa isa = BestIsa()) const {
-    levels_.Ran(levels_.Find(isa));
-    return At(isa);
+    const int level = levels_.Find(isa);
+    levels_.Ran(level);
+    return Of(level);
   }
 
  private:
+  T Of(int level) const { return level < 0 ? nullptr : kernels_[level]; }
+
   KernelLevels levels_;
-  std::vector<T> kernels_;
+  T kernels_[KernelLevels::kMost] = {};
 };
+static_assert(std::is_trivially_destructible_v<Kernels<void*>>);
 
 }  // namespace jax_layout
 

@@ -44,7 +44,8 @@ struct Core {
 constexpr Core kCores[] = {
     {"SapphireRapids", Isa::kAmx}, {"Cooperlake", Isa::kAvx512Bf16},
     {"SkylakeX", Isa::kAvx512},    {"Haswell", Isa::kAvx2},
-    {"Zen", Isa::kAvx2},           {"Prescott", Isa::kPortable},
+    {"Zen", Isa::kAvx2},           {"Sandybridge", Isa::kAvx2},  // AVX alone
+    {"Prescott", Isa::kPortable},
 };
 
 bool IsCapped(const Openblas& blas) {

@@ -3,6 +3,7 @@
 
 #include <complex>
 
+#include "tests/arm/activations.h"
 #include "tests/arm/check.h"
 
 namespace jax_layout {
@@ -12,22 +13,6 @@ Random random;
 
 constexpr Activation kActivations[] = {Activation::kNone, Activation::kRelu,
                                        Activation::kGelu};
-
-double Sigmoid(double z) {
-  const double u = std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z);
-  return 1 / (1 + std::exp(-2 * u));
-}
-double Activated(Activation activation, double z) {
-  if (activation == Activation::kNone) return z;
-  return activation == Activation::kRelu ? (z > 0 ? z : 0) : z * Sigmoid(z);
-}
-double Slope(Activation activation, double z) {
-  if (activation == Activation::kNone) return 1;
-  if (activation == Activation::kRelu) return z > 0;
-  const double s = Sigmoid(z);
-  return s +
-         z * s * (1 - s) * 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * z * z);
-}
 
 void CheckBlock(DType type, Activation activation, Activation derivative) {
   const int64_t rows = random.Between(1, 5), cols = random.Between(1, 300);

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "cpu/isa.h"
+#include "tests/arm/activations.h"
 #include "tests/arm/check.h"
 
 namespace jax_layout {
@@ -55,21 +56,6 @@ struct Product {
   }
 };
 
-double Sigmoid(double z) {
-  const double u = std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z);
-  return 1 / (1 + std::exp(-2 * u));
-}
-double Activated(const std::string& name, double z) {
-  return name == "relu" ? (z > 0 ? z : 0) : name == "gelu" ? z * Sigmoid(z) : z;
-}
-double Slope(const std::string& name, double z) {
-  if (name == "none") return 1;
-  if (name == "relu") return z > 0;
-  const double s = Sigmoid(z);
-  return s +
-         z * s * (1 - s) * 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * z * z);
-}
-
 void Check(const Product& c) {
   GemmProblem problem;
   const bool planned = c.Problem(&problem);
@@ -101,7 +87,8 @@ void Check(const Product& c) {
     double z = c.alpha * want[i] + c.beta * y[i];
     if (c.bias) z += bias[i % bias.size];
     want_aux[i] = c.aux ? z : aux[i];
-    want[i] = Activated(c.activation, z) * Slope(c.derivative, aux[i]);
+    want[i] =
+        Activated(problem.activation, z) * Slope(problem.derivative, aux[i]);
   }
   GemmBuffers buffers;
   buffers.a = problem.plan.swapped ? b.data() : a.data();

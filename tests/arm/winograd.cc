@@ -40,6 +40,7 @@ void CheckWinograd() {
       c.taps_first = random.Flip();
       c.bias = pass == ConvPass::kForward && random.Flip();
       c.relu = pass == ConvPass::kForward && random.Flip();
+      c.infinite = random.Flip();
       c.threads = static_cast<int>(random.Between(1, 3));
       Check(c);
     }

@@ -101,6 +101,8 @@ def test_one_column_of_few_channels(dtype):
             Case((2, c, 19, 1), (o, c, 3, 3), pad=same),
             Case((2, c, 20, 9), (o, c, 3, 9)),
             Case((1, c, 19, 9), (o, c, 5, 9), stride=(2, 1)),
+            Case((2, c, 8, 9, 5), (o, c, 3, 3, 3), (3, 3, 3)),
+            Case((2, c, 19, 4), (o, c, 3, 3), (1, 2)),
             Case((40, c, 1, 7), (o, c, 1, 7)),
             Case((40, c, 11), (o, c, 11)),
         ]

@@ -178,10 +178,12 @@ bool Slow(const std::string& implementation) {
 
 // With AMX, versions before 3.13 read rows of x into a buffer that is too small
 // for steps longer than the kernel, and sum what they wrote over it (oneDNN's
-// pull request 5494).
+// pull request 5494); some sum one column wrongly where columns have steps
+// (PyTorch's pull request 188426).
 bool Wrong(const ConvProblem& p, const std::string& implementation) {
   const bool steps = p.stride[0] > p.kernel[0] || p.stride[1] > p.kernel[1];
-  return p.pass == ConvPass::kForward && steps &&
+  const bool column = p.out[2] == 1 && p.stride[2] > 1;
+  return p.pass == ConvPass::kForward && (steps || column) &&
          implementation.find("amx") != std::string::npos &&
          implementation.find("1x1") == std::string::npos;
 }
