@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import machine, profiles, runner
-from benchmarks.results import RESULTS, Report, newest
+from benchmarks.results import RESULTS, Report, newest, recorded
 
 FAST_ENOUGH = 0.97
 FALLEN = 0.9  # of what it was with another jax: more than runs differ
@@ -84,6 +84,7 @@ class Run:
         path = report.path(benchmark.name, self.results)
         title = f"{profile} {benchmark.name}"
         start = time.monotonic()
+        _log(benchmark, profile).unlink(missing_ok=True)
         status = self._start(benchmark, profile, path, bar)
         crashes = 0
         while status < 0 and time.monotonic() < self.end and crashes < 9:
@@ -111,7 +112,7 @@ class Run:
         log.parent.mkdir(parents=True, exist_ok=True)
         task = bar.add_task(f"{profile} {benchmark.name}", total=None)
         with (
-            log.open("w", buffering=1) as file,
+            log.open("a", buffering=1) as file,
             subprocess.Popen(
                 command,
                 cwd=_ROOT,
@@ -122,6 +123,7 @@ class Run:
         ):
             left = max(0.0, self.end - time.monotonic())
             timer = threading.Timer(left, child.terminate)
+            timer.daemon = True  # an interrupted run does not wait for it
             if left < math.inf:
                 timer.start()
             assert child.stdout is not None
@@ -141,14 +143,6 @@ def _log(benchmark: Benchmark, profile: str) -> Path:
     return _LOGS / f"{profile}-{benchmark.name}.log"
 
 
-def recorded(results: Path = RESULTS) -> dict[str, list[Report]]:
-    """Every report that is kept, by the name of its benchmark."""
-    found: dict[str, list[Report]] = {}
-    for path in sorted(results.glob("*/*/jax-*/*.json")):
-        found.setdefault(path.stem, []).append(Report.load(path))
-    return found
-
-
 def slower(results: Path = RESULTS) -> dict[Path, list[str]]:
     """What ours is slower in than plain JAX, by folder, of the newest jax of each."""
     found: dict[Path, list[tuple[float, str]]] = {}
@@ -162,8 +156,7 @@ def slower(results: Path = RESULTS) -> dict[Path, list[str]]:
             lines += [
                 (0.0, f"wrong  {name}  {case.group} {case.name}: {reason}")
                 for case in report.cases
-                for family, reason in case.skipped.items()
-                if family.rstrip("+") == "ours"
+                for reason in case.failures().values()
             ]
     return {place: [line for _, line in sorted(found[place])] for place in found}
 
@@ -217,7 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     chosen = chosen or list(profiles.possible(flags))
     wanted = [each for each in BENCHMARKS if each.name in (options.only or _NAMES)]
-    end = time.monotonic() + 60 * (options.minutes or math.inf)
+    minutes = math.inf if options.minutes is None else options.minutes
+    end = time.monotonic() + 60 * minutes
     run = Run(options.quick, end, console, options.results)
     columns = (TextColumn("{task.description:<60}"), BarColumn(), TimeElapsedColumn())
     try:

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return Work(case.group, case.name, case.config, run)
 
-    cases = [work(case) for case in select(options.set, None)]
+    cases = [work(case) for case in select(options.set)]
     settings = {**dataclasses.asdict(timing), "rotation_bytes": rotation}
     report = runner.record("permute", cases, options, settings, device, console)
     display.show(report, console)
@@ -68,13 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(runner.failed(report))
 
 
-def select(group: str, names: Sequence[str] | None) -> list[PermuteCase]:
-    """The cases of a set (or all) whose names hold one of the given strings."""
+def select(group: str) -> list[PermuteCase]:
+    """The cases of a set, or all."""
     groups = all_cases()
-    cases = [c for g in groups if group in (g, "all") for c in groups[g]]
-    if not names:
-        return cases
-    return [c for c in cases if any(name in c.name for name in names)]
+    return [c for g in groups if group in (g, "all") for c in groups[g]]
 
 
 def _measure_case(

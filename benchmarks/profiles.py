@@ -178,7 +178,7 @@ def add_argument(add: Callable[..., Any]) -> None:
 
 def start(main: Callable[[], int]) -> int:
     """Runs a benchmark's `main` as its `--profile` says, alone on the machine."""
-    from benchmarks.runner import alone  # after the caps: it imports jax
+    from benchmarks.runner import alone  # which imports this module
 
     parser = argparse.ArgumentParser(add_help=False)
     add_argument(parser.add_argument)

@@ -79,6 +79,14 @@ class CaseResult:
         peers = [s for s in self.samples if s.role == "peer" and s.warm == warm]
         return min(peers, key=lambda s: s.median, default=None)
 
+    def failures(self) -> dict[str, str]:
+        """Why ours was wrong or did not run, by contender: "ours", "ours eager+"."""
+        return {
+            name: reason
+            for name, reason in self.skipped.items()
+            if name.partition(" ")[0].rstrip("+") == "ours"
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -137,6 +145,14 @@ class Report:
             case["samples"] = tuple(Sample(**fields) for fields in case["samples"])
         data["cases"] = tuple(CaseResult(**case) for case in data["cases"])
         return cls(**data)
+
+
+def recorded(results: Path = RESULTS) -> dict[str, list[Report]]:
+    """Every report that is kept, by the name of its benchmark."""
+    found: dict[str, list[Report]] = {}
+    for path in sorted(results.glob("*/*/jax-*/*.json")):
+        found.setdefault(path.stem, []).append(Report.load(path))
+    return found
 
 
 def newest(reports: Iterable[Report]) -> dict[tuple[str, str], Report]:

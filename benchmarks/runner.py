@@ -122,6 +122,9 @@ def record(
         for work in cases
         if not options.case or any(part in work.title for part in options.case)
     ]
+    if options.case and not chosen:
+        wanted = " or ".join(options.case)
+        raise SystemExit(f"{benchmark}: no case has {wanted} in its title")
     known = resumable(options.json, report) if options.json and options.resume else ()
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -175,7 +178,9 @@ def note_crash(path: Path, reason: str) -> str:
     file = partial(path)
     if not file.exists():
         return "its start"
-    running = json.loads(file.read_text())["running"]
+    running = json.loads(file.read_text()).get("running")
+    if running is None:  # it was on its way to the first case after such a one
+        return "its start"
     case = CaseResult(**running | {"samples": (), "skipped": {"ours": reason}})
     report = Report.load(file)
     report = dataclasses.replace(report, cases=(*report.cases, case))
@@ -206,8 +211,4 @@ def run_key(report: Report) -> tuple[Any, ...]:
 
 def failed(report: Report) -> bool:
     """Whether ours was wrong, or failed."""
-    return any(
-        name.partition(" ")[0].rstrip("+") == "ours"
-        for case in report.cases
-        for name in case.skipped
-    )
+    return any(case.failures() for case in report.cases)

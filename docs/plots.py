@@ -7,8 +7,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from benchmarks.all import recorded
-from benchmarks.results import RESULTS, CaseResult, Report, geometric_mean, newest
+from benchmarks.results import (
+    RESULTS,
+    CaseResult,
+    Report,
+    geometric_mean,
+    newest,
+    recorded,
+)
 from docs.tables import columns, figure, headlines
 from docs.themes import FOLDER, Theme, save
 

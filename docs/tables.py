@@ -9,8 +9,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.all import recorded
-from benchmarks.results import PLAIN, CaseResult, Report, geometric_mean, newest
+from benchmarks.results import (
+    PLAIN,
+    CaseResult,
+    Report,
+    geometric_mean,
+    newest,
+    recorded,
+)
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- figures: python -m docs.tables -->\n", "<!-- end of figures -->\n"

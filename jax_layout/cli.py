@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -258,8 +259,13 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     if not file.is_file():
         raise _Wrong(f"explain: there is no file {name}")
-    sys.path.insert(0, str(file.resolve().parent))  # as python file.py does
-    spec = importlib.util.spec_from_file_location(file.stem, file.resolve())
+    return _of_file(file.resolve())
+
+
+@functools.cache  # the function and what makes its arguments are of one module
+def _of_file(file: Path) -> Any:
+    sys.path.insert(0, str(file.parent))  # as python file.py does
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(file.stem, module)

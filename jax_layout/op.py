@@ -202,8 +202,8 @@ def define(op: Op, handlers: Mapping[str, Any] | None = None) -> Callable[..., A
     ad.primitive_jvps[primitive] = lambda primals, tangents, **params: jvp(
         _arrays(primals), tangents, **params
     )
-    ad.primitive_transposes[primitive] = lambda ct, *operands, **params: transpose(
-        ct, *_arrays(operands), **params
+    ad.primitive_transposes[primitive] = lambda *values, **params: transpose(
+        *_arrays(values), **params
     )
     batching.primitive_batchers[primitive] = lambda operands, dims, **params: batch(
         _arrays(operands), dims, **params
@@ -212,7 +212,7 @@ def define(op: Op, handlers: Mapping[str, Any] | None = None) -> Callable[..., A
 
 
 def _arrays(operands: Sequence[Any]) -> list[Any]:
-    """The operands, with arrays for the numbers that a jaxpr has for literals."""
+    """The operands, with arrays for numbers: literals of a jaxpr, users' cotangents."""
     return [
         jnp.asarray(x, getattr(x, "dtype", None))
         if isinstance(x, int | float | complex)

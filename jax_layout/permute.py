@@ -177,7 +177,7 @@ def _array(name: str, x: Any) -> Any:
 
 def _axes(
     name: str,
-    axes: int | Sequence[int],
+    axes: Any,
     rank: int,
     *,
     distinct: bool = False,
@@ -185,7 +185,7 @@ def _axes(
 ) -> tuple[int, ...]:
     """Axes counted from the first, all checked; with a shape, a whole reordering."""
     given = axes
-    if not isinstance(axes, Sequence | np.ndarray | Array):
+    if not isinstance(axes, Sequence) and not getattr(axes, "ndim", 0):
         axes = (axes,)
     try:
         order = tuple(operator.index(axis) for axis in axes)

@@ -72,6 +72,13 @@ def test_explain_of_a_file(model, capsys, tmp_path, monkeypatch):
     assert capsys.readouterr().out.startswith("to_nhwc on cpu")
 
 
+def test_a_file_is_loaded_once(model, capsys, tmp_path):
+    (tmp_path / "loaded_once.py").write_text(f"print('LOADED')\n{MODEL}")
+    command = ["explain", "loaded_once.py:net", "--arguments", "loaded_once.py:example"]
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out.count("LOADED") == 1
+
+
 @pytest.mark.parametrize(("f", "of"), [("net", "example"), ("total", "table")])
 def test_explain_of_a_pytree(model, f, of, capsys):
     assert cli.main(["explain", f"{model}:{f}", "--arguments", f"{model}:{of}"]) == 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax import Array
@@ -16,7 +17,7 @@ from jax_layout.plain import jnp
 
 @formatted
 def dropout(
-    x: ArrayLike, key: ArrayLike, p: float = 0.5, training: bool = True
+    x: ArrayLike, key: ArrayLike | None, p: float = 0.5, training: bool = True
 ) -> Array:
     """Sets each element to zero with probability p, and scales the rest by 1/(1-p).
 
@@ -25,7 +26,7 @@ def dropout(
 
     Args:
       x: any shape, floating dtype.
-      key: of `jax.random`.
+      key: of `jax.random`; None will do if not in training.
       p: the probability, from 0 to 1.
       training: if not, x is returned.
 
@@ -52,13 +53,13 @@ def dropout(
 
 @formatted
 def dropout2d(
-    x: ArrayLike, key: ArrayLike, p: float = 0.5, training: bool = True
+    x: ArrayLike, key: ArrayLike | None, p: float = 0.5, training: bool = True
 ) -> Array:
     """The same for whole channels, the same ones in every memory format.
 
     Args:
       x: shape `(N, C, *spatial)` with any number of spatial dimensions.
-      key: of `jax.random`.
+      key: of `jax.random`; None will do if not in training.
       p: the probability, from 0 to 1.
       training: if not, x is returned.
 
@@ -88,20 +89,21 @@ def dropout2d(
     return store(physical * aligned(_drop(ones, key, p, ones.shape), format), format)
 
 
-def _check(name: str, key: ArrayLike, p: float, training: bool) -> None:
+def _check(name: str, key: Any, p: float, training: bool) -> None:
+    flags(name, training=training)
     kind = getattr(key, "dtype", None)
     typed = kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
-    if not (jnp.shape(key) == () if typed else kind == jnp.uint32 and jnp.ndim(key)):
+    fits = jnp.shape(key) == () if typed else kind == jnp.uint32 and jnp.ndim(key)
+    if not fits and (training or key is not None):
         raise TypeError(
             f"{name}: key must be one of jax.random, as in {name}(x, key, p), "
             f"got {key!r}."
         )
-    flags(name, training=training)
     number(name, "p", p)
     if not 0 <= p <= 1:
         raise ValueError(f"{name}: p must be a probability from 0 to 1, got {p}.")
 
 
-def _drop(x: Array, key: ArrayLike, p: float, shape: Sequence[int]) -> Array:
+def _drop(x: Array, key: Any, p: float, shape: Sequence[int]) -> Array:
     kept = jax.random.bernoulli(key, 1 - p, shape)
     return jnp.where(kept, x / (1 - p) if p < 1 else x, jnp.zeros_like(x))

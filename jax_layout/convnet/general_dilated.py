@@ -120,8 +120,8 @@ def _recognise(
     """The pass that a convolution is, by its result; None if none, or not valid."""
     lists = (strides, lhs_dilation, rhs_dilation)
     pads = () if isinstance(padding, str) else tuple(padding)
-    if not all(isinstance(low_high, Sequence) for low_high in pads):
-        return None
+    if not all(isinstance(p, Sequence) or getattr(p, "ndim", 0) for p in pads):
+        return None  # no pair of numbers
     numbers = [feature_groups, batch_groups, *(i for each in lists for i in each)]
     sizes = [*lhs, *rhs, *numbers, *(p for low_high in pads for p in low_high)]
     if not all(isinstance(size, int | np.integer) for size in sizes):

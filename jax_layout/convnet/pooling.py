@@ -143,7 +143,7 @@ def max_unpool(
     if output_size is None:
         output_size = least
     before = x.shape[: dims[0]]
-    if tuple(output_size[: -len(dims)]) == before:
+    if np.ndim(output_size) and tuple(output_size[: -len(dims)]) == before:
         output_size = output_size[-len(dims) :]
     out = sizes(name, "output_size", output_size, len(dims), 1)
     if any(abs(a - b) >= s for a, b, s in zip(out, least, strides, strict=True)):
@@ -153,6 +153,8 @@ def max_unpool(
         )
     physical, format = whole(x, dims)
     at = convert(*stored(indices), format)
+    if at.dtype.itemsize < 4:
+        at = at.astype(np.int32)  # which also holds what is out of range
     # Below 0 is out of range too, and not from the end.
     at = jnp.where(at < 0, math.prod(out), at)
     places: list[Any] = [

@@ -115,7 +115,7 @@ def sizes(name: str, what: str, given: Any, rank: int, least: int) -> tuple[int,
 
 def number(name: str, what: str, given: Any, least: float = -math.inf) -> None:
     """Checks a real number; one that is traced has no value to check."""
-    if isinstance(given, Array) and given.ndim == 0:
+    if isinstance(given, Array | np.ndarray) and given.ndim == 0:
         given = 0 if isinstance(given, jax.core.Tracer) else given.item()
     if not isinstance(given, float | int | np.number) or isinstance(given, bool):
         raise TypeError(f"{name}: {what} must be a number, got {given!r}.")

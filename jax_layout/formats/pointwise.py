@@ -64,7 +64,14 @@ def check(
       physical: the operands as they lie, which it is to compute on.
     """
     traced = jax.make_jaxpr(function)(*logical)
-    shape = np.broadcast_shapes(*(x.shape for x in logical))
+    shapes = [x.shape for x in logical]
+    try:
+        shape = np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ValueError(
+            f"{name}: the function must be elementwise, and its operands broadcast; "
+            f"got shapes {shapes}."
+        ) from None
     given = [tuple(range(len(shape) - x.ndim, len(shape))) for x in logical]
     found = _walk(name, traced, given, shape)
     for aval, axes in zip(traced.out_avals, found, strict=True):

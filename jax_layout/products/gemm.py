@@ -268,8 +268,12 @@ def tune_gemms(path: str | os.PathLike[str] | None = None, candidates: int = 8) 
     """
     if not (path is None or isinstance(path, str | os.PathLike)):
         raise TypeError(f"tune_gemms: path must be a path, got {path!r}.")
-    if not isinstance(candidates, int):
-        raise TypeError(f"tune_gemms: candidates must be an integer, got {candidates}.")
+    try:
+        candidates = operator.index(candidates)
+    except TypeError:
+        raise TypeError(
+            f"tune_gemms: candidates must be an integer, got {candidates!r}."
+        ) from None
     if candidates < 1:
         raise ValueError(
             f"tune_gemms: candidates must be at least 1, got {candidates}."

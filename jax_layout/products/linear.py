@@ -111,14 +111,14 @@ def linear(
             raise TypeError(
                 f"linear: {argument} must be an array, got {type(value).__name__}."
             )
+    dtype = given["x"].dtype  # x may be no Array to a type checker
+    dtype = jax.dtypes.canonicalize_dtype(preferred_element_type or dtype)
     if is_sparse(x):
         if not (weight_grad is None and precision is None and out_sharding is None):
             raise ValueError(
                 "linear: a sparse x excludes weight_grad, precision and out_sharding."
             )
-        dtype = given["x"].dtype  # x is no Array to a type checker
-        if preferred_element_type is not None:
-            dtype = np.dtype(preferred_element_type)
+        bias = None if bias is None else jnp.asarray(bias)
         return _sparse(x, jnp.asarray(weight), bias, activation, dtype)
     x, weight = jnp.asarray(x), jnp.asarray(weight)
     if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
@@ -127,7 +127,6 @@ def linear(
             f"got shapes {x.shape} and {weight.shape}."
         )
     _check_wider("weight", weight.dtype, "x's dtype", x.dtype)
-    dtype = jax.dtypes.canonicalize_dtype(preferred_element_type or x.dtype)
     check_activation("linear", activation, dtype)
     if bias is not None:
         bias = jnp.asarray(bias)
@@ -178,7 +177,7 @@ def _sparse(
             raise ValueError(
                 f"linear: bias must have shape {out.shape[1:]}, got {bias.shape}."
             )
-        out = out + jnp.asarray(bias).astype(out.dtype)
+        out = out + bias.astype(out.dtype)
     return activate(out, activation).astype(dtype)
 
 

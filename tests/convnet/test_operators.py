@@ -546,6 +546,12 @@ def test_max_unpool(rank, format):
         np.testing.assert_array_equal(out, found.numpy())
 
 
+def test_indices_of_eight_bits():
+    y = jnp.ones((1, 1, 150))
+    out = jl.max_unpool(y, jnp.full(y.shape, 7, jnp.uint8), 2)
+    assert out.shape == (1, 1, 300) and np.flatnonzero(out).tolist() == [7]
+
+
 EIGHT_BITS = {
     "softmax": lambda x: jl.softmax(x, 1),
     "avg_pool": lambda x: jl.avg_pool(x, 2),
@@ -652,6 +658,7 @@ def test_dropout_scales_what_it_keeps():
     assert abs(float((y == 0).mean()) - 0.25) < 0.02
     assert not jl.dropout(x, KEY, 1.0).any()
     assert jl.dropout(x, KEY, 0.5, training=False) is x
+    assert jl.dropout(x, None, training=False) is x
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,7 @@ def test_numpy_arrays_and_scalars():
     assert isinstance(jl.permute(np.ones((2, 3)), (1, 0)), jax.Array)
     assert jl.transpose(3.0).shape == ()
     assert jl.permute(np.ones((2, 3)), (0, 1)).shape == (2, 3)
+    assert jl.moveaxis(np.ones((2, 3)), jnp.int32(0), np.array(1)).shape == (3, 2)
 
 
 # --- what becomes of a permute in the compiled program

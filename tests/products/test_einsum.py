@@ -39,6 +39,12 @@ def test_einsum(subscripts):
     np.testing.assert_allclose(ours, expected, atol=1e-10)
 
 
+def test_a_number_is_a_cotangent():
+    x = jnp.arange(3.0)
+    _, pull = jax.vjp(lambda x: jl.einsum("i,i->", x, x), x)
+    np.testing.assert_array_equal(pull(1.0)[0], 2 * x)
+
+
 def test_einsum_broadcasts_and_takes_lists_of_axes():
     a, b = jnp.ones((1, 3)), jnp.ones((4, 3))
     np.testing.assert_array_equal(

@@ -365,7 +365,7 @@ def test_shapes_are_checked_when_tracing():
 
 def test_tune_gemms(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
-        jl.tune_gemms(candidates=0)
+        jl.tune_gemms(candidates=np.int64(0))
     with pytest.raises(ValueError, match="cannot write .*: there is no "):
         jl.tune_gemms(tmp_path / "missing" / "gemms.json")
     foreign = tmp_path / "foreign.json"

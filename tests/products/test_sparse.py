@@ -85,6 +85,14 @@ def test_vmap_of_the_dense_operand(kind):
 
 
 @formats
+def test_a_bias_of_numpy(kind):
+    with jax.enable_x64(False):
+        a, b, _ = operands("float32")
+        bias = np.ones(5)  # float64, which jax makes float32
+        close(jl.linear(kind.fromdense(a), b.T, bias), jl.linear(a, b.T, bias))
+
+
+@formats
 def test_bad_input(kind):
     a, b, c = operands()
     s = kind.fromdense(a)
