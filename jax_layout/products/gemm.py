@@ -292,11 +292,11 @@ def _check_choices(path: Path) -> None:
     if not path.exists():
         return
     try:
-        choices = json.loads(path.read_text())
-        numbers = [int(choice, 16) for choice in choices.values()]
+        choices = json.loads(path.read_text()).values()
+        known = all(len(bytes.fromhex(choice)) == 64 for choice in choices)
     except (OSError, ValueError, TypeError, AttributeError):
-        numbers = None
-    if numbers is None:
+        known = False
+    if not known:
         raise ValueError(f"tune_gemms: {path} is not a file of choices.")
 
 

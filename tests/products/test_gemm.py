@@ -3,6 +3,7 @@
 
 import functools
 import itertools
+import json
 import types
 
 import jax
@@ -376,8 +377,9 @@ def test_tune_gemms(monkeypatch, tmp_path):
         assert foreign.read_text() == text
     with pytest.raises(ValueError, match="is not a file of choices"):
         jl.tune_gemms(tmp_path)
-    (tmp_path / "known.json").write_text('{"gemm 1": "00ff00ff00ff00ff"}')
+    (tmp_path / "known.json").write_text(json.dumps({"gemm 1": "00ff" * 32}))
     jl.tune_gemms(tmp_path / "known.json")
+    jl.tune_gemms(candidates=1)
     calls = []
     native = types.SimpleNamespace(tune_gemms=lambda *given: calls.append(given))
     monkeypatch.setattr(_backends, "module", {"cuda": native}.get)
