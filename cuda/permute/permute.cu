@@ -8,9 +8,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "cuda/permute/permute.h"
 #include "cuda/permute/copy.cuh"
 #include "cuda/permute/packed.cuh"
+#include "cuda/permute/permute.h"
 #include "cuda/permute/rows.cuh"
 #include "cuda/permute/tile.cuh"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The index kernels, for tests/cuda/test_cuda_emulation.py; every function returns
-// an empty string, or what went wrong.
+// The index kernels, for tests/cuda/test_cuda_emulation.py; every function
+// returns an empty string, or what went wrong.
 #include <string>
 
 #include "cuda/index/index.h"

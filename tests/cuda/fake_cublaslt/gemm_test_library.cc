@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA backend's GEMM for tests/cuda/test_cublaslt.py, through ctypes. Every
-// function that returns text returns "" or what went wrong.
+// The CUDA backend's GEMM for tests/cuda/test_cublaslt.py, through ctypes.
+// Every function that returns text returns "" or what went wrong.
 #include <string>
 
 #include "cuda/gemm/gemm.h"
