@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from jax import Array
@@ -28,6 +28,27 @@ from jax_layout.formats.tags import formatted, store, stored
 from jax_layout.plain import jnp, lax
 
 
+@overload
+def max_pool(
+    x: ArrayLike,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> Array: ...
+@overload
+def max_pool(
+    x: ArrayLike,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    *,
+    return_indices: Literal[True],
+) -> tuple[Array, Array]: ...
 @formatted
 def max_pool(
     x: ArrayLike,
@@ -37,7 +58,7 @@ def max_pool(
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """The maximum of each window; NaN if there is one in it.
 
     Args:
