@@ -130,9 +130,44 @@ def _walk(
         operands = [read(v) for v in eqn.invars]
         if eqn.primitive.name in _CALLS:
             write(eqn.outvars, _walk(name, _body(eqn), operands, shape))
+        elif eqn.primitive.name == "scan":
+            write(eqn.outvars, _scanned(name, eqn, operands, shape))
         else:
             write(eqn.outvars, _results(name, eqn, operands, shape))
     return [read(v) for v in jaxpr.outvars]
+
+
+def _scanned(
+    name: str, eqn: Any, operands: Sequence[_Axes], shape: tuple[int, ...]
+) -> list[_Axes]:
+    """Of a loop over rows that are not the operands', as jnp.polyval's."""
+    first, count = _compat.scan_arity(eqn.params)
+    carry, rows = list(operands[first : first + count]), operands[first + count :]
+    if any(axes[0] not in (None, _OTHER) for axes in rows):
+        raise ValueError(
+            f"{name}: the function must be elementwise, got one that calls "
+            f"{_described(eqn)} along an axis of its operands."
+        )
+    while True:
+        given = [*operands[:first], *carry, *(axes[1:] for axes in rows)]
+        found = _walk(name, eqn.params["jaxpr"], given, shape)
+        joined = [
+            tuple(b if a is None else a for a, b in zip(before, after, strict=True))
+            for before, after in zip(carry, found[:count], strict=True)
+        ]
+        if joined == carry:
+            break
+        carry = joined
+    if any(
+        b not in (None, a)
+        for before, after in zip(carry, found[:count], strict=True)
+        for a, b in zip(before, after, strict=True)
+    ):
+        raise ValueError(
+            f"{name}: the function must be elementwise, got one whose "
+            f"{_described(eqn)} exchanges axes."
+        )
+    return [*carry, *((_OTHER, *axes) for axes in found[count:])]
 
 
 def _results(

@@ -14,6 +14,7 @@ KEY = jax.random.key(0)
 OLD_KEY = jax.random.PRNGKey(0)
 NUMBER = jnp.float32(3)
 
+THREE = np.arange(3, dtype=np.float32)
 ELEMENTWISE = {
     "nn": lambda x: jax.nn.gelu(jax.nn.elu(jax.nn.softplus(jax.nn.silu(x)))),
     "a closure over numbers": lambda x: x * NUMBER + np.float32(2),
@@ -21,6 +22,9 @@ ELEMENTWISE = {
     "select": lambda x: jnp.select([x > 0, x < -1], [x, 2 * x], 0),
     "piecewise": lambda x: jnp.piecewise(x, [x > 0], [jnp.sin, jnp.cos]),
     "a polynomial": lambda x: jnp.polyval(jnp.arange(3.0), x),
+    "Horner's scheme": lambda x: jax.lax.scan(
+        lambda y, a: (y * x + a, None), jnp.zeros_like(x), THREE
+    )[0],
     "a checkpoint": jax.checkpoint(jnp.sin),
     "jitted": jax.jit(jnp.tanh),
     "special": lambda x: jax.scipy.special.betainc(1.0, 2.0, jax.nn.sigmoid(x)),
@@ -88,6 +92,25 @@ def test_other_functions_are_found_out(primitive, format):
         jl.elementwise(OTHERS[primitive])(x)
     with pytest.raises(ValueError, match=r"elementwise: the function must be element"):
         jax.jit(jl.elementwise(OTHERS[primitive]))(X)
+
+
+def test_scans_are_looked_into():
+    x = jl.with_memory_format(X, "NHWC")
+
+    def along(x):
+        return jax.lax.scan(lambda y, row: (y + row, y), np.zeros_like(X[0]), x)[1]
+
+    def inside(x):
+        return jax.lax.scan(lambda y, a: (jnp.cumsum(y, 1) + a, None), x, THREE)[0]
+
+    def back_and_forth(x):
+        return jax.lax.scan(lambda y, a: (y.T.T * a, None), x, THREE)[0]
+
+    with pytest.raises(ValueError, match="calls scan .* along an axis"):
+        jl.elementwise(along)(x)
+    with pytest.raises(ValueError, match="calls cumsum"):
+        jl.elementwise(inside)(x)
+    np.testing.assert_array_equal(jl.elementwise(back_and_forth)(x), back_and_forth(X))
 
 
 @pytest.mark.parametrize("format", ["NCHW", "NHWC"])
