@@ -103,11 +103,16 @@ def test_scans_are_looked_into():
     def inside(x):
         return jax.lax.scan(lambda y, a: (jnp.cumsum(y, 1) + a, None), x, THREE)[0]
 
+    def exchanging(x):
+        return jax.lax.scan(lambda y, a: (y.T * a, None), x, THREE)[0]
+
     def back_and_forth(x):
         return jax.lax.scan(lambda y, a: (y.T.T * a, None), x, THREE)[0]
 
     with pytest.raises(ValueError, match="calls scan .* along an axis"):
         jl.elementwise(along)(x)
+    with pytest.raises(ValueError, match="scan .* exchanges axes"):
+        jl.elementwise(exchanging)(np.ones((3, 3), np.float32))
     with pytest.raises(ValueError, match="calls cumsum"):
         jl.elementwise(inside)(x)
     np.testing.assert_array_equal(jl.elementwise(back_and_forth)(x), back_and_forth(X))
