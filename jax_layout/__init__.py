@@ -16,6 +16,7 @@ ShapeDtypeStruct(shape=(1000000, 1000000), dtype=float32)
 
 from importlib.metadata import version as _version
 
+from jax_layout.choices import use_choices
 from jax_layout.convnet.conv import conv, conv_transpose, conv_weight_format
 from jax_layout.convnet.dropout import dropout, dropout2d
 from jax_layout.convnet.elementwise import (
@@ -198,6 +199,7 @@ __all__ = [
     "tensordot",
     "transpose",
     "tune_gemms",
+    "use_choices",
     "where",
     "with_memory_format",
     "zeros_like",

@@ -117,14 +117,14 @@ def register_handler(target: str, handler: Any, platform: str) -> None:
     jax.ffi.register_ffi_target(target, handler, platform=_BACKENDS[platform][1])
 
 
-def runs_gemm(platform: str, attributes: Mapping[str, Any]) -> bool:
-    """Whether the kernels of a platform serve a product, and no worse than plain lax.
+def gemm_methods(platform: str, attributes: Mapping[str, Any]) -> list[str]:
+    """What can compute a product on a platform, what is tried first in front.
 
     Args:
       platform: jax's name of it.
       attributes: of the FFI call.
     """
-    return module(platform).runs_gemm(**_plain(attributes))
+    return module(platform).gemm_methods(**_plain(attributes))
 
 
 def conv_plan(platform: str, attributes: Mapping[str, Any]) -> dict[str, Any]:

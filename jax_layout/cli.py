@@ -411,7 +411,7 @@ def _runs(native: Any) -> dict[str, str]:
     kernels = {name: kind["level"] for name, kind in native.kernels().items()}
     runs = {"permute": kernels["permute"]}
     for dtype in ("float32", "bfloat16", "float16", "int8", "float64"):
-        name = native.gemm_implementation(
+        methods = native.gemm_methods(
             spec="mk,kn->mn",
             a_shape=[512, 512],
             b_shape=[512, 512],
@@ -426,7 +426,9 @@ def _runs(native: Any) -> dict[str, str]:
             sums=False,
             tf32=False,
             scales=0,
+            method="",
         )
+        name = methods[0] if methods else ""
         runs[f"{dtype} products"] = libraries.get(name, name)
     runs["epilogues of products"] = kernels["epilogue"]
     runs["matrix-vector products"] = kernels["matrix-vector"]

@@ -12,12 +12,11 @@ from jax.interpreters import ad
 from jax.typing import ArrayLike
 
 from jax_layout.arguments import accumulator, arrays, scalar
+from jax_layout.choices import Work
 from jax_layout.op import Kernel, Op, define, in_front, jvp_of
 from jax_layout.plain import jnp
 
 _CPU_DTYPES = ("float32", "float64", "bfloat16", "complex64", "complex128")
-# Below this many bytes XLA's own loop is as fast as a custom call.
-_CPU_MIN_BYTES = 1 << 20
 
 
 def geam(
@@ -101,15 +100,14 @@ def _kernel(
 ) -> Kernel | None:
     if not any(transposes):
         return None  # XLA makes one loop of it
-    if a.size * a.dtype.itemsize < _CPU_MIN_BYTES:
-        return None
     return Kernel(
         {
             "alpha": np.array([alpha.real, alpha.imag], np.float64),
             "beta": np.array([beta.real, beta.imag], np.float64),
             "transpose_a": transposes[0],
             "transpose_b": transposes[1],
-        }
+        },
+        work=Work(f"geam {a.dtype.name}", a.shape[-2:]),
     )
 
 

@@ -18,14 +18,11 @@ from jax.sharding import AxisType
 from jax.typing import ArrayLike
 
 from jax_layout.arguments import accumulator, arrays, placement, scalar
+from jax_layout.choices import Work
 from jax_layout.op import Kernel, Op, define
 from jax_layout.plain import jnp, lax
 
 Mode = Literal["fill", "clip", "error"]
-
-# On a CPU, XLA's own loop is as fast where few slices have rows of few bytes.
-_CPU_MIN_SLICES = 8
-_CPU_MIN_ROW_BYTES = 64
 
 # Parts of complex numbers are summed as the real types, unsigned integers as signed.
 _SUMMED = (
@@ -297,9 +294,12 @@ def _insert(x: Array, dim: int | None, to: int, size: int) -> Array:
     return jnp.moveaxis(x, dim, to)
 
 
-def _small_rows(x: Any, axis: int) -> bool:
+def _work(name: str, x: Any, index: Any, axis: int, extent: int | None = None) -> Work:
+    """In the tables of choices: slices, rows of the table, rows picked, their bytes."""
     slices, row = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-    return slices < _CPU_MIN_SLICES and row * x.dtype.itemsize < _CPU_MIN_ROW_BYTES
+    rows = extent or x.shape[axis]
+    case = f"{name} {x.dtype.name if name == 'index_add' else x.dtype.itemsize}"
+    return Work(case, (slices, rows, index.shape[-1], row * x.dtype.itemsize))
 
 
 def _whole_bytes(dtype: Any) -> bool:
@@ -346,10 +346,11 @@ def _select_kernel(
 ) -> Kernel | None:
     if not _whole_bytes(x.dtype) or x.size == 0 or index.size == 0:
         return None
-    if platform == "cpu" and _small_rows(x, axis):
-        return None
     fill = np.frombuffer(_fill_value(x.dtype, mode).tobytes(), np.uint8)
-    return Kernel({"axis": np.int64(axis), "clip": mode == "clip", "fill": fill})
+    return Kernel(
+        {"axis": np.int64(axis), "clip": mode == "clip", "fill": fill},
+        work=_work("index_select", x, index, axis) if platform == "cpu" else None,
+    )
 
 
 def _select_jvp(
@@ -466,13 +467,15 @@ def _add_kernel(
         return None  # rows are counted in 32 bits
     attributes = {"axis": np.int64(axis), "clip": clip}
     if platform == "cpu":
-        if dtype.itemsize > 2 and _small_rows(source, axis):
-            return None
         # Where x is not donated, XLA would copy it first; a copy is cheap enough to
         # make on the way if there is about as much to add.
         in_place = x and x[0].size > 2 * source.size
         aliases = {2: 0} if in_place else {}
-        return Kernel(attributes | {"sorted": False, "keep": bool(x)}, aliases=aliases)
+        return Kernel(
+            attributes | {"sorted": False, "keep": bool(x)},
+            aliases=aliases,
+            work=_work("index_add", source, index, axis, extent),
+        )
     sort = deterministic or dtype.name not in _ATOMIC
     shape = (*source.shape[:axis], extent, *source.shape[axis + 1 :])
 

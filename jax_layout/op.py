@@ -26,7 +26,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_layout import _backends, _compat, producers
+from jax_layout import _backends, _compat, choices, producers
 from jax_layout.plain import jnp, lax
 
 _PLATFORMS = ("cpu", "cuda")
@@ -55,6 +55,10 @@ class Kernel:
       in_order: `in_order(order)`: the custom call where the operands come to lie in
         this order, the axes as in `operand_layouts`, () if row-major; or None.
       ordered_by: which operands are asked for theirs. Left out, all.
+      work: what the call is in the tables of choices, which then say whether plain
+        `lax` serves better. Left out, it does not.
+      methods: those that can run it, what is tried first in front; the one that is
+        chosen is the attribute "method". Left out, there is but one.
     """
 
     attributes: Mapping[str, Any]
@@ -66,6 +70,8 @@ class Kernel:
     prepare: Callable[..., Sequence[Any]] | None = None
     in_order: Callable[[tuple[int, ...]], Kernel | None] | None = None
     ordered_by: Sequence[int] | None = None
+    work: choices.Work | None = None
+    methods: Sequence[str] = choices.OURS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,7 +330,10 @@ def _lower(
         return fallback(ctx, *operands, **params)
     spread = _compat.partitioning(ctx)
     if spread == "none":
-        return _custom_call(op, kernel, ctx, *operands)
+        chosen = _chosen(_ordered(kernel, ctx, operands))
+        if chosen is None:
+            return fallback(ctx, *operands, **params)
+        return _custom_call(op, chosen, ctx, *operands)
     if spread == "unknown" or op.sharding is None:
         return fallback(ctx, *operands, **params)
     rule = op.sharding(*ctx.avals_in, **params)
@@ -332,14 +341,33 @@ def _lower(
     return mlir.lower_fun(partitioned, op.multiple_results)(ctx, *operands)
 
 
+def _ordered(
+    kernel: Kernel, ctx: mlir.LoweringRuleContext, operands: Sequence[Any]
+) -> Kernel:
+    """The kernel for the order that the operands come in."""
+    if kernel.in_order is None or not _compat.is_whole_program(ctx):
+        return kernel
+    asked = range(len(operands)) if kernel.ordered_by is None else kernel.ordered_by
+    order = producers.order_of([operands[i] for i in asked])
+    return (None if order is None else kernel.in_order(order)) or kernel
+
+
+def _chosen(kernel: Kernel) -> Kernel | None:
+    """The kernel with the method that the tables choose; None for plain `lax`."""
+    if kernel.work is None:
+        return kernel
+    method = choices.choose(kernel.work, kernel.methods)
+    if method is None or kernel.methods == choices.OURS:
+        return kernel if method else None
+    return dataclasses.replace(
+        kernel, attributes={**kernel.attributes, "method": method}
+    )
+
+
 def _custom_call(
     op: Op, kernel: Kernel, ctx: mlir.LoweringRuleContext, *operands: Any
 ) -> Any:
     results = len(ctx.avals_out)
-    if kernel.in_order is not None and _compat.is_whole_program(ctx):
-        asked = range(len(operands)) if kernel.ordered_by is None else kernel.ordered_by
-        order = producers.order_of([operands[i] for i in asked])
-        kernel = (None if order is None else kernel.in_order(order)) or kernel
     operand_layouts, result_layouts = kernel.operand_layouts, kernel.result_layouts
     if kernel.prepare is not None:
         prepared = jax.make_jaxpr(kernel.prepare)(*ctx.avals_in).out_avals

@@ -14,11 +14,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_layout.arguments import check_dtype
+from jax_layout.choices import Work
 from jax_layout.op import Kernel, Op, define
 from jax_layout.plain import jnp, lax
-
-# Below this many bytes XLA's own loop is faster than a custom call on a CPU.
-_CPU_MIN_BYTES = 16 * 1024
 
 
 def permute(x: ArrayLike, axes: Sequence[int]) -> Array:
@@ -220,15 +218,29 @@ def _kernel(platform: str, x: Any, *, axes: tuple[int, ...]) -> Kernel | None:
     moved = [axis for axis in axes if x.shape[axis] != 1]
     if x.size == 0 or moved == sorted(moved):
         return None  # nothing moves: XLA relabels the buffer
-    if platform == "cpu" and x.size * x.dtype.itemsize < _CPU_MIN_BYTES:
-        return None
     return Kernel(
         {
             "shape": np.array(x.shape, np.int64),
             "axes": np.array(axes, np.int64),
             "itemsize": np.int64(x.dtype.itemsize),
-        }
+        },
+        work=_work(x, axes) if platform == "cpu" else None,
     )
+
+
+def _work(x: Any, axes: tuple[int, ...]) -> Work:
+    """In the tables of choices: elements, and the runs at the end of x and of y."""
+    moving = [axis for axis in axes if x.shape[axis] != 1]
+    kept = [axis for axis in range(x.ndim) if x.shape[axis] != 1]
+    run, last = 1, moving[-1]
+    for axis, before in zip(moving[::-1], kept[kept.index(last) :: -1], strict=False):
+        if axis != before:
+            break
+        run *= x.shape[axis]
+    case = f"permute {x.dtype.itemsize}"
+    if last == kept[-1]:
+        return Work(f"{case} rows", (x.size, run, run))
+    return Work(case, (x.size, x.shape[kept[-1]], run))
 
 
 def _transpose(ct: Array, x: Any, *, axes: tuple[int, ...]) -> list[Array]:

@@ -35,7 +35,6 @@ nb::dict Plan(const std::string& pass, const std::string& type,
   const bool supported = ChooseConvKernel(problem, &kernel).ok();
   nb::dict plan;
   plan["supported"] = supported;
-  plan["worthwhile"] = supported && ConvWorthwhile(problem);
   plan["workspace"] = kernel.workspace;
   plan["w_format"] = kernel.w_format;
   plan["implementation"] = kernel.implementation;
@@ -53,9 +52,9 @@ void Extend(void* module) {
       nb::arg("groups"), nb::arg("bias"), nb::arg("relu"), nb::arg("w_format"),
       nb::arg("winograd"),
       "What becomes of the convolution that the attributes of the FFI target "
-      "name, a dict: whether it is `supported` by this backend, and "
-      "`worthwhile` (no slower than XLA's own), the bytes of `workspace` it "
-      "takes, which `implementation` runs it, and `w_format`, the order in "
+      "name, a dict: whether it is `supported` by this backend, the bytes of "
+      "`workspace` it takes, which `implementation` runs it, and `w_format`, "
+      "the order in "
       "which "
       "that reads the weights without moving them, \"\" if it has none of its "
       "own.");

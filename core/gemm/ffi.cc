@@ -23,6 +23,7 @@
 //   activation, derivative  string, "none", "relu", "gelu"
 //   bias, aux, sums, workspace, tf32  bool
 //   scales        int64, 0, 2 or 3
+//   method        string, which of the backend's is preferred, "" for any
 #include <memory>
 
 #include "core/gemm/problem.h"
@@ -60,7 +61,7 @@ ffi::ErrorOr<std::unique_ptr<GemmState>> Instantiate(
     std::string_view result_type, ffi::Span<const double> alpha,
     ffi::Span<const double> beta, std::string_view activation,
     std::string_view derivative, bool bias, bool aux, bool sums, bool workspace,
-    bool tf32, int64_t scales) {
+    bool tf32, int64_t scales, std::string_view method) {
   auto state = std::make_unique<GemmState>();
   GemmProblem& problem = state->problem;
   const std::span<const int64_t> a(a_shape.begin(), a_shape.size());
@@ -78,7 +79,8 @@ ffi::ErrorOr<std::unique_ptr<GemmState>> Instantiate(
                                    aux,
                                    sums,
                                    tf32,
-                                   scales},
+                                   scales,
+                                   method},
                                   &problem);
   if (!status.ok()) return ffi::Unexpected(ToError(status));
   state->workspace = workspace;
@@ -221,7 +223,8 @@ XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
                            .Attr<bool>("sums")
                            .Attr<bool>("workspace")
                            .Attr<bool>("tf32")
-                           .Attr<int64_t>("scales"));
+                           .Attr<int64_t>("scales")
+                           .Attr<std::string_view>("method"));
 
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                        ffi::Ffi::Bind()

@@ -5,6 +5,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <string>
+#include <vector>
+
 #include "core/registry.h"
 #include "gemm/gemm.h"  // the backend's
 
@@ -58,29 +61,19 @@ nb::object Plan(const std::string& spec, const std::vector<int64_t>& a,
   return Checked(status, d);
 }
 
-template <auto Ask>
-auto About(const std::string& spec, const std::vector<int64_t>& a,
-           const std::vector<int64_t>& b, const std::string& operand_type,
-           const std::string& result_type, const std::vector<double>& alpha,
-           const std::vector<double>& beta, const std::string& activation,
-           const std::string& derivative, bool bias, bool aux, bool sums,
-           bool tf32, int64_t scales) {
+std::vector<std::string> Methods(
+    const std::string& spec, const std::vector<int64_t>& a,
+    const std::vector<int64_t>& b, const std::string& operand_type,
+    const std::string& result_type, const std::vector<double>& alpha,
+    const std::vector<double>& beta, const std::string& activation,
+    const std::string& derivative, bool bias, bool aux, bool sums, bool tf32,
+    int64_t scales, const std::string& method) {
   GemmProblem problem;
-  const Status status =
-      MakeGemmProblem({spec, a, b, operand_type, result_type, alpha, beta,
-                       activation, derivative, bias, aux, sums, tf32, scales},
-                      &problem);
-  return status.ok() ? Ask(problem) : decltype(Ask(problem)){};
-}
-
-// A question about a problem.
-template <auto Ask>
-void Question(nb::module_& m, const char* name, const char* doc) {
-  m.def(name, &About<Ask>, nb::arg("spec"), nb::arg("a_shape"),
-        nb::arg("b_shape"), nb::arg("operand_type"), nb::arg("result_type"),
-        nb::arg("alpha"), nb::arg("beta"), nb::arg("activation"),
-        nb::arg("derivative"), nb::arg("bias"), nb::arg("aux"), nb::arg("sums"),
-        nb::arg("tf32"), nb::arg("scales"), doc);
+  const Status status = MakeGemmProblem(
+      {spec, a, b, operand_type, result_type, alpha, beta, activation,
+       derivative, bias, aux, sums, tf32, scales, method},
+      &problem);
+  return status.ok() ? GemmMethods(problem) : std::vector<std::string>();
 }
 
 void Extend(void* module) {
@@ -91,13 +84,13 @@ void Extend(void* module) {
   m.def("gemm_plan", &Plan,
         "MakeGemmPlan: a dict, or None if the contraction does not run in "
         "place.");
-  Question<GemmWorthwhile>(
-      m, "runs_gemm",
-      "Whether this backend computes the problem that the attributes of the "
-      "FFI target name, and no slower than XLA.");
-  Question<GemmImplementation>(
-      m, "gemm_implementation",
-      "What computes that problem, \"\" if nothing does.");
+  m.def("gemm_methods", &Methods, nb::arg("spec"), nb::arg("a_shape"),
+        nb::arg("b_shape"), nb::arg("operand_type"), nb::arg("result_type"),
+        nb::arg("alpha"), nb::arg("beta"), nb::arg("activation"),
+        nb::arg("derivative"), nb::arg("bias"), nb::arg("aux"), nb::arg("sums"),
+        nb::arg("tf32"), nb::arg("scales"), nb::arg("method"),
+        "Which of this backend's methods compute the problem that the "
+        "attributes of the FFI target name: the one that runs it first.");
 }
 
 const ModuleExtension extension(Extend);

@@ -45,6 +45,9 @@ struct GemmProblem {
   // Also sums[i] = sum over k of a[i, k], [m], dtype of y; no loops.
   bool sums = false;
   int64_t scales = 0;  // none, of a and b, or also of y: f32 in memory
+  // Of the backend's methods, the one that is preferred where it supports this;
+  // none if empty.
+  std::string method;
 };
 
 // What a call says of a problem: the attributes of the FFI target, see
@@ -57,6 +60,7 @@ struct GemmAttributes {
   std::string_view activation, derivative;
   bool bias, aux, sums, tf32;
   int64_t scales;
+  std::string_view method;
 };
 
 inline Status ParseActivation(std::string_view name, Activation* activation) {
@@ -113,6 +117,7 @@ inline Status MakeGemmProblem(const GemmAttributes& attributes,
   problem->aux = attributes.aux;
   problem->sums = attributes.sums;
   problem->scales = attributes.scales;
+  problem->method = attributes.method;
   if (problem->aux && problem->derivative != Activation::kNone) {
     return Status::Error("gemm: aux is either written or read.");
   }

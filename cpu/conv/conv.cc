@@ -182,12 +182,6 @@ std::string Text(const ConvProblem& p) {
 
 }  // namespace
 
-bool ConvWorthwhile(const ConvProblem& p) {
-  // A call costs some microseconds, in which XLA sums this much.
-  const Sizes sizes = SizesOf(p);
-  return sizes.y * (p.in_channels / p.groups) * Product(p.kernel) >= 4096;
-}
-
 Status ChooseConvKernel(const ConvProblem& problem, ConvKernel* kernel) {
   *kernel = {};
   kernel->problem = problem;

@@ -21,10 +21,6 @@ struct ConvKernel {
   std::function<Status(const ConvBuffers&, const Executor&)> run;
 };
 
-// Whether this backend is as fast as XLA's own convolution, or faster, of what
-// ChooseConvKernel has a kernel for.
-bool ConvWorthwhile(const ConvProblem& problem);
-
 Status ChooseConvKernel(const ConvProblem& problem, ConvKernel* kernel);
 
 Status Conv(const ConvKernel& kernel, const ConvBuffers& buffers,

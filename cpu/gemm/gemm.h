@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "core/gemm/problem.h"
 #include "core/status.h"
@@ -23,11 +24,11 @@ struct GemmKernel {
 // false here is an error in ChooseGemmKernel.
 bool GemmSupported(DType operands, DType result);
 
-// Whether this backend is as fast as XLA's own dot, or faster.
-bool GemmWorthwhile(const GemmProblem& problem);
+// The kernels and libraries that support a problem, the one that runs it first.
+std::vector<std::string> GemmMethods(const GemmProblem& problem);
 
-// The kernel or library that runs a problem, "" if none does.
-std::string GemmImplementation(const GemmProblem& problem);
+// All of them.
+std::vector<std::string> GemmMethodNames();
 
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel);
 

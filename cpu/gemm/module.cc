@@ -43,6 +43,8 @@ void Extend(void* module) {
   m.def("gemm_supported", &Supported, nb::arg("operand_type"),
         nb::arg("result_type"),
         "Whether there is a kernel for these dtypes on this machine.");
+  m.def("gemm_method_names", &GemmMethodNames,
+        "The kernels and libraries that there are for products.");
   m.def(
       "library_targets",
       [] {

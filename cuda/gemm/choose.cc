@@ -237,18 +237,15 @@ void DropProduct(GemmKernel* kernel) {
 
 }  // namespace
 
-bool GemmWorthwhile(const GemmProblem& problem) {
+std::vector<std::string> GemmMethods(const GemmProblem& problem) {
   const GemmPlan& plan = problem.plan;
   // What a Hopper GPU wants of int8, and says only when the GEMM first runs.
   const bool fits =
       problem.operands != DType::kS8 ||
       (!plan.a.transposed && plan.b.transposed &&
        (plan.k | plan.n | plan.a.ld | plan.b.ld | plan.y.ld) % 4 == 0);
-  return fits && Refusal(problem).empty();
-}
-
-std::string GemmImplementation(const GemmProblem& problem) {
-  return GemmWorthwhile(problem) ? "cuBLASLt" : "";
+  if (!fits || !Refusal(problem).empty()) return {};
+  return {"cuBLASLt"};
 }
 
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel) {

@@ -75,11 +75,8 @@ struct GemmKernel {
   std::shared_ptr<GemmLaunches> launches;
 };
 
-// Whether cuBLASLt computes it at all, as far as is known without a device.
-bool GemmWorthwhile(const GemmProblem& problem);
-
-// The library that runs a problem, "" if none does.
-std::string GemmImplementation(const GemmProblem& problem);
+// cuBLASLt, if it computes it at all, as far as is known without a device.
+std::vector<std::string> GemmMethods(const GemmProblem& problem);
 
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel);
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from jax.lax import ConvDimensionNumbers
 
 from jax_layout import _backends, _compat
 from jax_layout.arguments import accumulator, placement, widest
+from jax_layout.choices import Work
 from jax_layout.formats.memory_format import MemoryFormat
 from jax_layout.op import Kernel, Op, batch_of, define
 from jax_layout.permute import moveaxis
@@ -303,6 +305,7 @@ def kernel(
             attributes,
             target="jax_layout_conv",
             workspace=plan["workspace"],
+            work=_work(result, a.dtype, conv, shapes),
             operand_layouts=[memory[i] for i in given[:2]] + [(0,)] * len(bias),
             result_layouts=[memory[result]],
         )
@@ -310,7 +313,7 @@ def kernel(
 
     memory = {name: conv.memory(name) for name in given}
     found, plan = call(memory)
-    if not plan["worthwhile"]:
+    if not plan["supported"]:
         return None
     if packed is not None:
         if weights_format(plan["w_format"], len(conv.stride)) == packed:
@@ -332,6 +335,28 @@ def kernel(
                 found, in_order=lambda order: None if order else row_major
             )
     return found
+
+
+def _work(
+    result: str, dtype: np.dtype, conv: Convolution, shapes: dict[str, Sizes]
+) -> Work | None:
+    """In the tables of choices: points, channels in and out, taps; None if not asked.
+
+    XLA lays convolutions out in the entry computation alone. What is neither NHWC nor
+    in one group, and gradients of weights, take loops of its own where they stand in
+    a loop, hundreds of times slower, so these are always ours.
+    """
+    last = tuple(range(1, len(conv.stride) + 1))
+    nhwc = (0, len(conv.stride) + 1, *last)
+    if result == "w" or conv.groups > 1 or {conv.x_order, conv.y_order} != {nhwc}:
+        return None
+    n, o = (shapes["y"][axis] for axis in conv.y_order[:2])
+    points = n * math.prod(conv.y_size)
+    strided = " strided" if math.prod(conv.stride) > 1 else ""
+    return Work(
+        f"conv {result} {dtype.name}{strided}",
+        (points, shapes["x"][conv.x_order[1]], o, math.prod(conv.w_size)),
+    )
 
 
 def weights_format(name: str, rank: int) -> MemoryFormat | None:

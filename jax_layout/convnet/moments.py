@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,13 +14,12 @@ import numpy as np
 from jax import Array
 from jax.interpreters import ad
 
+from jax_layout.choices import Work
 from jax_layout.formats.physical import wide
 from jax_layout.op import Kernel, Op, define, in_front
 from jax_layout.plain import jnp, lax
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
-# Below this many bytes XLA's own loops are as fast as a custom call.
-_CPU_MIN_BYTES = 1 << 15
 # Kept axes inside of summed ones are added as vectors; few make short ones.
 _MIN_INNER = 8
 # So many elements tell where the mean is about.
@@ -120,11 +120,11 @@ def _collapsed(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...] | N
     return (*out, *[1] * (5 - len(out)))
 
 
-def _kernel(platform: str, *avals: Any, axes: tuple[int, ...]) -> Kernel | None:
+def _kernel(
+    name: str, platform: str, *avals: Any, axes: tuple[int, ...]
+) -> Kernel | None:
     x = avals[0]
     if x.dtype.name not in _DTYPES or len(axes) == x.ndim:
-        return None
-    if x.size * x.dtype.itemsize < _CPU_MIN_BYTES:
         return None
 
     def in_order(order: tuple[int, ...]) -> Kernel | None:
@@ -138,6 +138,7 @@ def _kernel(platform: str, *avals: Any, axes: tuple[int, ...]) -> Kernel | None:
             {"shape": np.array(shape, np.int64)},
             operand_layouts=layouts,
             result_layouts=[range(len(kept))] * 2,
+            work=Work(f"{name} {x.dtype.name}", shape),
         )
 
     kernel = in_order(tuple(range(x.ndim)))
@@ -256,7 +257,7 @@ moments_p: Any = define(
     Op(
         name="moments",
         lax=_moments,
-        kernel=_kernel,
+        kernel=functools.partial(_kernel, "moments"),
         jvp=_moments_jvp,
         batch=_batch_of(lambda: moments_p),
         sharding=_sharding,
@@ -272,7 +273,7 @@ centered_sums_p: Any = define(
     Op(
         name="centered_sums",
         lax=_centered_sums,
-        kernel=_kernel,
+        kernel=functools.partial(_kernel, "centered_sums"),
         jvp=_centered_sums_jvp,
         transpose=_centered_sums_transpose,
         batch=_batch_of(lambda: centered_sums_p),

@@ -402,7 +402,7 @@ def _our_gemm(i: Instruction, platform: str) -> tuple[str, str]:
     loops = f", {' x '.join(map(str, plan.loops))} steps" if plan.loops else ""
     fused = f", fused {', '.join(epilogue)}" if epilogue else ""
     detail = f"{c['spec']} {c['operand_type']}, {plan.m} x {plan.n} x {plan.k}"
-    library = _library("gemm_implementation", c, platform)
+    library = _library("gemm_methods", c, platform)
     return f"jax_layout {plan.form}{library}", f"{detail}{loops}{fused}"
 
 
@@ -433,6 +433,8 @@ def _library(question: str, config: Mapping[str, Any], platform: str) -> str:
     answer = ask(**{k: v for k, v in config.items() if k != "workspace"})
     if isinstance(answer, dict):
         answer = answer.get("implementation", "")
+    elif isinstance(answer, list):
+        answer = next(iter(answer), "")
     return f", {answer}" if answer else ""
 
 

@@ -311,7 +311,7 @@ def has_amx() -> bool:
 def _who(kernel: Kernel) -> str:
     """Who computes a product on a CPU."""
     problem = {k: v for k, v in kernel.attributes.items() if k != "workspace"}
-    return _backends.module("cpu").gemm_implementation(**problem)
+    return next(iter(_backends.gemm_methods("cpu", problem)), "")
 
 
 def _spec(numbers: Any, a_rank: int, b_rank: int) -> str:

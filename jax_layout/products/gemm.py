@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import operator
 import os
 import string
@@ -26,6 +27,7 @@ from jax.typing import DTypeLike
 
 from jax_layout import _backends
 from jax_layout.arguments import accumulator, placement, widest
+from jax_layout.choices import Work
 from jax_layout.op import Kernel, Op, define
 from jax_layout.permute import permute
 from jax_layout.plain import jnp, lax
@@ -394,8 +396,10 @@ def gemm_kernel(
         "sums": sums,
         "tf32": tf32,
         "scales": scales,
+        "method": "",
     }
-    if not _backends.runs_gemm(platform, problem):
+    methods = _backends.gemm_methods(platform, problem)
+    if not methods:
         return None
     workspace = _CUDA_WORKSPACE if platform == "cuda" else 0
     return Kernel(
@@ -403,7 +407,23 @@ def gemm_kernel(
         target="jax_layout_gemm",
         aliases={2: 0} if beta != 0 else {},
         workspace=workspace,
+        work=_work(a.dtype, dtype, plan, activation) if platform == "cpu" else None,
+        methods=methods,
     )
+
+
+def _work(
+    operand: np.dtype, result: np.dtype, plan: dict[str, Any], activation: str | None
+) -> Work:
+    """A product in the tables of choices: case and m, n, k and steps."""
+    form = "NT"[plan["a"]["transposed"]] + "NT"[plan["b"]["transposed"]]
+    case = f"gemm {operand.name} {form}"
+    if result != operand and operand.itemsize == 2:
+        case = f"gemm {operand.name}->{result.name} {form}"
+    if activation is not None:
+        case += f" {activation}"
+    steps = math.prod(loop[0] for loop in plan["loops"])
+    return Work(case, (plan["m"], plan["n"], plan["k"], steps))
 
 
 def _tf32(operand: np.dtype, result: np.dtype, precision: Any) -> bool | None:

@@ -125,6 +125,7 @@ def gemm(
             workspace=False,
             tf32=False,
             scales=0,
+            method="",
         )
     )(*operands)
 
@@ -402,9 +403,9 @@ from jax_layout import _cpu
 _cpu.set_gemm_libraries("", "/nowhere/libopenblas.so")
 print(_cpu.gemm_supported("float64", "float64"))
 problem = ("mk,kn->mn", [512, 512], [512, 512], "float64", "float64", [1, 0], [0, 0])
-print(_cpu.runs_gemm(*problem, "none", "none", False, False, False, False, 0))
+print(_cpu.gemm_methods(*problem, "none", "none", False, False, False, False, 0, ""))
 """
-    assert run_python(code).stdout.split() == ["False", "False"]
+    assert run_python(code).stdout.split() == ["False", "[]"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of our kernels, a library's or XLA's computes a call: looked up in tables.
+
+A table holds what was measured on one processor class with one jaxlib: for calls of
+some sizes, how many times faster than plain XLA each method was. Between these
+points it is interpolated over the logarithms of the sizes. What no table of this
+processor class and jaxlib knows is ours only where every table that knows it agrees.
+
+`python -m benchmarks.choose` measures the tables of the package, `jax-layout tune`
+that of a user's machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import os
+import platform
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import jaxlib
+import numpy as np
+
+from jax_layout import _backends
+
+VARIABLE = "JAX_LAYOUT_CHOICES"
+FORMAT = 1
+OURS = ("ours",)  # the methods of operators that have one
+_PACKAGED = Path(__file__).parent / "tables"
+# Of so many points around, each by the inverse of its distance to this power.
+_NEIGHBOURS, _POWER = 8, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a call is, in the terms of a table.
+
+    Attributes:
+      case: what calls have in common that differ in their sizes alone, the name of
+        the operator first: "gemm float32 NT".
+      sizes: at least 1 each, as many as other works of the case have.
+    """
+
+    case: str
+    sizes: tuple[int, ...]
+
+
+Points = Mapping[tuple[int, ...], Mapping[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """What was measured: by case and sizes, how often a method is as fast as XLA.
+
+    Attributes:
+      profile: the processor class: a level of instruction sets.
+      jaxlib: "0.12".
+      processor: its name.
+      threads: that took part.
+      cases: case -> sizes -> method -> XLA's time over the method's.
+    """
+
+    profile: str
+    jaxlib: str
+    processor: str
+    threads: int
+    cases: Mapping[str, Points]
+
+    def ratio(self, work: Work, method: str) -> float | None:
+        """How many times faster than XLA a method is, None if that is not known."""
+        points = self._points(work.case, method)
+        if points is None:
+            return None
+        places, logs = points
+        if places.shape[1] != len(work.sizes):
+            return None
+        distance = np.linalg.norm(places - np.log2(work.sizes), axis=1)
+        nearest = np.argsort(distance, kind="stable")[:_NEIGHBOURS]
+        if distance[nearest[0]] == 0:
+            return float(math.exp(logs[nearest[0]]))
+        weights = distance[nearest] ** -_POWER
+        return float(math.exp(weights @ logs[nearest] / weights.sum()))
+
+    def _points(self, case: str, method: str) -> tuple[np.ndarray, np.ndarray] | None:
+        found = [
+            (sizes, ratios[method])
+            for sizes, ratios in self.cases.get(case, {}).items()
+            if method in ratios
+        ]
+        if not found:
+            return None
+        places, ratios = zip(*found, strict=True)
+        return np.log2(places), np.log(ratios)
+
+
+# --- what is chosen
+
+
+_forced: ContextVar[str | None] = ContextVar("forced", default=None)
+_asked: ContextVar[list[Any] | None] = ContextVar("asked", default=None)
+_given: list[str | None] = [None]  # what use_choices() was told
+
+
+def choose(work: Work, methods: Sequence[str] = OURS) -> str | None:
+    """The method that runs a call.
+
+    Args:
+      work: the call.
+      methods: those that can, in the order in which they are tried without a table.
+
+    Returns:
+      its name, or None for plain `jax.lax`.
+    """
+    asked = _asked.get()
+    if asked is not None:
+        asked.append((work, tuple(methods)))
+    source = _forced.get() or _source()
+    if source == "lax" or not methods:
+        return None
+    if source == "kernels":
+        return methods[0]
+    if source in methods:
+        return source
+    return _best(work, tuple(methods), source)
+
+
+@contextlib.contextmanager
+def forced(method: str) -> Iterator[None]:
+    """Inside, what is lowered runs a method where it can: a choice for measuring it.
+
+    Args:
+      method: its name, "lax" for plain `jax.lax`, or "kernels" for the first of ours
+        that can.
+    """
+    token = _forced.set(method)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+@contextlib.contextmanager
+def asked() -> Iterator[list[tuple[Work, tuple[str, ...]]]]:
+    """Collects the calls that are chosen for while programs are lowered inside."""
+    found: list[tuple[Work, tuple[str, ...]]] = []
+    token = _asked.set(found)
+    try:
+        yield found
+    finally:
+        _asked.reset(token)
+
+
+def use_choices(table: str | os.PathLike[str] | None = None) -> None:
+    """Says how it is chosen from now on whether a call is ours, a library's or XLA's.
+
+    Left alone, the table that `jax-layout tune` measured on this machine is used,
+    and without it those of the package. Programs that are compiled already stay as
+    they are. The environment variable `JAX_LAYOUT_CHOICES` says the same for a
+    process; this call comes before it.
+
+    Args:
+      table: a file that `jax-layout tune --output` wrote; "packaged", the tables of
+        the package alone; "kernels", every kernel that can run, as tests want it;
+        "lax", none: all is plain JAX; None, what the variable says, or the default.
+
+    Raises:
+      TypeError: if table is none of these.
+      ValueError: if the file is no table, a newer version's, or another machine's.
+
+    >>> use_choices("packaged")
+    >>> use_choices(None)
+    """
+    if not (table is None or isinstance(table, str | os.PathLike)):
+        raise TypeError(
+            f'use_choices: table must be a path, "packaged", "kernels", "lax" or '
+            f"None, got {table!r}."
+        )
+    if table is not None:
+        table = os.fspath(table)
+        if table not in ("packaged", "kernels", "lax"):
+            table = str(Path(table).resolve())
+            check_here(load(table), table)
+    _given[0] = table
+
+
+def source() -> str:
+    """What choices come from: "kernels", "lax", or the file of the first table."""
+    where = _source()
+    if where in ("kernels", "lax"):
+        return where
+    tables = _tables(where)
+    return str(tables[0][0]) if tables else "every table that knows a call"
+
+
+def _source() -> str:
+    return _given[0] or os.environ.get(VARIABLE) or ""
+
+
+@functools.lru_cache(maxsize=65536)
+def _best(work: Work, methods: tuple[str, ...], source: str) -> str | None:
+    for _, table in _tables(source):
+        ratios = {m: table.ratio(work, m) for m in methods}
+        known = {m: ratio for m, ratio in ratios.items() if ratio is not None}
+        if known:
+            break
+    else:
+        # Slowest counts: of a table that does not know a method nothing follows.
+        known = {}
+        for table in packaged():
+            for m in methods:
+                ratio = table.ratio(work, m)
+                if ratio is not None:
+                    known[m] = min(ratio, known.get(m, math.inf))
+    best = max(known, key=known.__getitem__, default=None)
+    return best if best is not None and known[best] >= 1 else None
+
+
+# --- files
+
+
+@functools.cache
+def _tables(source: str) -> list[tuple[Path, Table]]:
+    """The tables of this machine, the one that is asked first in front."""
+    found = []
+    if source != "packaged":
+        path = Path(source) if source else user_path()
+        try:
+            if source or path.exists():
+                table = load(path)
+                check_here(table, path)
+                found.append((path, table))
+        except (OSError, ValueError) as error:
+            warnings.warn(
+                f"{error} The package's own table of choices is used.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    path = _PACKAGED / file_name()
+    if path.exists():
+        found.append((path, load(path)))
+    return found
+
+
+@functools.cache
+def packaged() -> list[Table]:
+    """All tables of the package."""
+    return [load(path) for path in sorted(_PACKAGED.glob("*.json"))]
+
+
+def file_name() -> str:
+    """What the table of this processor class and jaxlib is called."""
+    return f"{profile()}-jaxlib-{jaxlib_minor()}.json"
+
+
+def user_path() -> Path:
+    """Where `jax-layout tune` keeps this machine's table."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("jax_layout", appauthor=False) / file_name()
+
+
+def load(path: str | os.PathLike[str]) -> Table:
+    """Reads a table.
+
+    Raises:
+      ValueError: if it cannot be read, is no table, a newer version's, or names a
+        kernel that does not exist.
+    """
+    path = Path(path)
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"choices: {path} cannot be read as a table: {error}."
+        ) from None
+    version = content.get("format") if isinstance(content, dict) else None
+    if not isinstance(version, int):
+        raise ValueError(f"choices: {path} is not a table: it has no format.")
+    if version > FORMAT:
+        raise ValueError(
+            f"choices: {path} has format {version}, this version reads {FORMAT}."
+        )
+    try:
+        table = Table(
+            **{name: str(content[name]) for name in ("profile", "jaxlib", "processor")},
+            threads=int(content["threads"]),
+            cases={
+                case: {tuple(map(int, sizes)): dict(ratios) for sizes, ratios in points}
+                for case, points in content["cases"].items()
+            },
+        )
+        for case, points in table.cases.items():
+            for sizes, ratios in points.items():
+                _check_point(case, sizes, ratios)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"choices: {path} is not a table: {error!r}.") from None
+    return table
+
+
+def _check_point(
+    case: str, sizes: tuple[int, ...], ratios: Mapping[str, float]
+) -> None:
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"sizes of {case} must be at least 1, got {sizes}")
+    for method, ratio in ratios.items():
+        if method not in methods_of(case.split()[0]):
+            raise ValueError(f"{case} names {method}, which does not exist")
+        if not (isinstance(ratio, int | float) and 0 < ratio < math.inf):
+            raise ValueError(f"{case} {sizes}: {method} has the ratio {ratio!r}")
+
+
+def check_here(table: Table, path: str | os.PathLike[str]) -> None:
+    """Raises a ValueError if a table was not measured on this machine."""
+    for what, here in (
+        ("profile", profile()),
+        ("jaxlib", jaxlib_minor()),
+        ("processor", processor()),
+        ("threads", threads()),
+    ):
+        there = getattr(table, what)
+        if there != here:
+            raise ValueError(
+                f"choices: {path} is of another machine: its {what} is {there}, "
+                f"here it is {here}."
+            )
+
+
+@functools.cache
+def methods_of(operator: str) -> tuple[str, ...]:
+    """The names of all methods of an operator, on this machine or not."""
+    native = _backends.module("cpu")
+    if native is None or operator != "gemm":
+        return OURS
+    return tuple(native.gemm_method_names())
+
+
+# --- this machine
+
+
+@functools.cache
+def profile() -> str:
+    """The processor class: the level of instruction sets that kernels are of."""
+    native = _backends.module("cpu")
+    return str(native.isa()["level"]) if native is not None else platform.machine()
+
+
+@functools.cache
+def jaxlib_minor() -> str:
+    return ".".join(jaxlib.__version__.split(".")[:2])
+
+
+@functools.cache
+def processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def threads() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
