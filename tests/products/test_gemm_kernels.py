@@ -90,6 +90,7 @@ def gemm(
     aux=False,
     sums=0,
     y_shape=None,
+    method="",
 ):
     """Calls the target; the results as a list."""
     extents = dict(
@@ -125,7 +126,7 @@ def gemm(
             workspace=False,
             tf32=False,
             scales=0,
-            method="",
+            method=method,
         )
     )(*operands)
 
@@ -389,6 +390,22 @@ def test_calls_from_many_threads():
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(run, range(60)))
+
+
+@pytest.mark.parametrize("method", _cpu.gemm_method_names())
+def test_every_method_computes_what_it_supports(method):
+    dtype = "bfloat16" if method == "AMX" else "float32"
+    m = 1 if method == "matrix-vector" else 16
+    rng = np.random.default_rng(0)
+    a, b = sample(rng, (m, 96), dtype), sample(rng, (96, 80), dtype)
+    (y,) = gemm("mk,kn->mn", a, b, "float32", method=method)
+    check(y, wide(a) @ wide(b), abs(wide(a)) @ abs(wide(b)))
+
+
+def test_a_method_that_does_not_exist_is_an_error():
+    a = jnp.ones((8, 8), jnp.float32)
+    with pytest.raises(Exception, match="there is no method nothing"):
+        gemm("mk,kn->mn", a, a, "float32", method="nothing")
 
 
 def run_python(code):

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of choices: how they are looked up, and what a bad one does."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+import jax_layout as jl
+from hlo import compiled
+from jax_layout import choices
+from jax_layout.choices import Work
+
+NT = "gemm float32 NT"
+
+
+def content(**changed):
+    here = {
+        "format": choices.FORMAT,
+        "profile": choices.profile(),
+        "jaxlib": choices.jaxlib_minor(),
+        "processor": choices.processor(),
+        "threads": choices.threads(),
+        "cases": {
+            NT: [
+                [[64, 64, 64, 1], {"oneDNN": 0.5, "OpenBLAS": 0.8}],
+                [[256, 256, 256, 1], {"oneDNN": 2.0, "OpenBLAS": 1.25}],
+            ],
+            "permute 4": [[[4096, 64, 64], {"ours": 0.5}]],
+        },
+    }
+    return here | changed
+
+
+def write(path, **changed):
+    path.write_text(json.dumps(content(**changed)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch):
+    """No table of another test, nor one of the user's."""
+    monkeypatch.setattr(choices, "_given", [None])
+    caches = (choices._tables, choices._best, choices.packaged)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = write(tmp_path / "table.json")
+    jl.use_choices(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "sizes, method, expected",
+    [
+        ((64, 64, 64, 1), "oneDNN", 0.5),
+        ((256, 256, 256, 1), "oneDNN", 2.0),
+        ((128, 128, 128, 1), "oneDNN", 1.0),  # halfway, in logarithms
+        ((128, 128, 128, 1), "OpenBLAS", 1.0),
+        ((1024, 1024, 1024, 1), "oneDNN", 1.73),  # beyond: towards the nearest
+    ],
+)
+def test_ratios_are_interpolated_over_logarithms(table, sizes, method, expected):
+    ratio = choices.load(table).ratio(Work(NT, sizes), method)
+    assert ratio == pytest.approx(expected, rel=0.15 if expected == 1.73 else 1e-6)
+
+
+def test_what_a_table_does_not_know_has_no_ratio(table):
+    loaded = choices.load(table)
+    assert loaded.ratio(Work("gemm float32 NN", (64, 64, 64, 1)), "oneDNN") is None
+    assert loaded.ratio(Work(NT, (64, 64, 64, 1)), "AMX") is None
+    assert loaded.ratio(Work(NT, (64, 64)), "oneDNN") is None
+
+
+def test_the_fastest_method_is_chosen_and_lax_where_none_is(table):
+    both = ("OpenBLAS", "oneDNN")
+    assert choices.choose(Work(NT, (256, 256, 256, 1)), both) == "oneDNN"
+    assert choices.choose(Work(NT, (256, 256, 256, 1)), ("OpenBLAS",)) == "OpenBLAS"
+    assert choices.choose(Work(NT, (64, 64, 64, 1)), both) is None
+    assert choices.choose(Work(NT, (64, 64, 64, 1)), ()) is None
+
+
+def contract(n):
+    x = jnp.ones((n, n), jnp.float32)
+    return compiled(lambda x, w: jl.einsum("mk,nk->mn", x, w), x, x)
+
+
+def test_a_program_runs_what_the_table_says(table):
+    assert 'method = "oneDNN"' in contract(256)
+    assert "jax_layout_gemm" not in contract(64)
+
+
+def test_a_permute_may_be_left_to_lax(table):
+    x = jnp.ones((64, 64), jnp.float32)
+    assert "jax_layout_permute" not in compiled(lambda x: jl.permute(x, (1, 0)), x)
+    jl.use_choices("kernels")
+    assert "jax_layout_permute" in compiled(lambda x: jl.permute(x, (1, 0)) + 0, x)
+
+
+def test_no_kernel_runs_where_none_is_wanted():
+    jl.use_choices("lax")
+    assert "jax_layout" not in contract(256)
+
+
+def test_a_method_can_be_forced():
+    with choices.forced("OpenBLAS"):
+        assert 'method = "OpenBLAS"' in contract(256)
+    with choices.forced("lax"):
+        assert "jax_layout_gemm" not in contract(256)
+
+
+def test_what_is_asked_can_be_collected():
+    with choices.asked() as found:
+        contract(256)
+    ((work, methods),) = found
+    assert work == Work(NT, (256, 256, 256, 1))
+    assert set(methods) <= set(choices.methods_of("gemm"))
+
+
+def test_without_a_table_every_one_that_knows_must_agree(monkeypatch):
+    def table(**ratios):
+        points = {NT: {(256, 256, 256, 1): ratios}}
+        return choices.Table("avx2", "0.1", "none", 1, points)
+
+    tables = [table(oneDNN=2.0, OpenBLAS=3.0), table(oneDNN=1.1, OpenBLAS=0.9)]
+    monkeypatch.setattr(choices, "packaged", lambda: tables)
+    monkeypatch.setattr(choices, "_tables", lambda source: [])
+    work = Work(NT, (256, 256, 256, 1))
+    choose = choices._best
+    assert choose(work, ("OpenBLAS", "oneDNN"), "packaged") == "oneDNN"
+    assert choose(work, ("OpenBLAS",), "packaged") is None
+    assert choose(work, ("AMX",), "packaged") is None  # nobody knows it
+    assert choose(Work("gemm int8 NT", (1, 1, 1, 1)), ("oneDNN",), "packaged") is None
+
+
+@pytest.mark.parametrize(
+    "changed, rule",
+    [
+        ({"format": 99}, "has format 99"),
+        ({"format": None}, "it has no format"),
+        ({"cases": {NT: [[[0, 1, 1, 1], {"oneDNN": 1.0}]]}}, "at least 1"),
+        ({"cases": {NT: [[[1, 1, 1, 1], {"nothing": 1.0}]]}}, "names nothing"),
+        ({"cases": {NT: [[[1, 1, 1, 1], {"oneDNN": -1.0}]]}}, "the ratio -1.0"),
+        ({"cases": {NT: 5}}, "is not a table"),
+        ({"profile": "vax"}, "another machine: its profile is vax"),
+        ({"jaxlib": "0.1"}, "another machine: its jaxlib is 0.1"),
+        ({"processor": "none"}, "another machine: its processor is none"),
+        ({"threads": 999}, "another machine: its threads is 999"),
+    ],
+)
+def test_a_bad_table_is_refused_by_name_and_rule(tmp_path, changed, rule):
+    path = write(tmp_path / "table.json", **changed)
+    with pytest.raises(ValueError, match=rule) as error:
+        jl.use_choices(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_broken_file_is_refused(tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match="cannot be read as a table"):
+        jl.use_choices(path)
+    with pytest.raises(ValueError, match="No such file"):
+        jl.use_choices(tmp_path / "none.json")
+    with pytest.raises(TypeError, match="use_choices: table must be"):
+        jl.use_choices(3)
+
+
+def test_a_bad_table_in_the_users_folder_is_one_warning(tmp_path, monkeypatch):
+    path = write(tmp_path / "table.json", format=99)
+    monkeypatch.setattr(choices, "user_path", lambda: path)
+    monkeypatch.setenv(choices.VARIABLE, "")
+    with pytest.warns(RuntimeWarning, match="has format 99.*own table") as caught:
+        choices.choose(Work(NT, (256, 256, 256, 1)), ("oneDNN",))
+        choices.choose(Work(NT, (512, 256, 256, 1)), ("oneDNN",))
+    assert len(caught) == 1 and str(path) in str(caught[0].message)
+
+
+def test_the_users_table_comes_first(tmp_path, monkeypatch):
+    path = write(tmp_path / "table.json")
+    monkeypatch.setattr(choices, "user_path", lambda: path)
+    monkeypatch.setenv(choices.VARIABLE, "")
+    assert choices.source() == str(path)
+    assert choices.choose(Work(NT, (256, 256, 256, 1)), ("oneDNN",)) == "oneDNN"
+    jl.use_choices("packaged")
+    assert choices.source() != str(path)
+
+
+def test_the_variable_names_a_table(tmp_path):
+    path = write(tmp_path / "table.json")
+    code = "from jax_layout import choices; print(choices.source())"
+    for value in (str(path), "lax", "kernels"):
+        out = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {choices.VARIABLE: value},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert out.stdout.strip() == value
+
+
+def test_packaged_tables_are_sound():
+    folder = Path(choices.__file__).parent / "tables"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for path in folder.glob("*.json"):
+            table = choices.load(path)
+            assert path.name == f"{table.profile}-jaxlib-{table.jaxlib}.json"
+            assert table.cases
