@@ -98,7 +98,7 @@ def _kernel(
     beta: complex,
     transposes: tuple[bool, bool],
 ) -> Kernel | None:
-    if not any(transposes):
+    if not any(transposes) or a.size == 0:
         return None  # XLA makes one loop of it
     return Kernel(
         {

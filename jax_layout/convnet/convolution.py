@@ -352,11 +352,9 @@ def _work(
         return None
     n, o = (shapes["y"][axis] for axis in conv.y_order[:2])
     points = n * math.prod(conv.y_size)
+    sizes = points, shapes["x"][conv.x_order[1]], o, math.prod(conv.w_size)
     strided = " strided" if math.prod(conv.stride) > 1 else ""
-    return Work(
-        f"conv {result} {dtype.name}{strided}",
-        (points, shapes["x"][conv.x_order[1]], o, math.prod(conv.w_size)),
-    )
+    return Work(f"conv {result} {dtype.name}{strided}", sizes) if all(sizes) else None
 
 
 def weights_format(name: str, rank: int) -> MemoryFormat | None:

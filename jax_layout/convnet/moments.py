@@ -124,7 +124,7 @@ def _kernel(
     name: str, platform: str, *avals: Any, axes: tuple[int, ...]
 ) -> Kernel | None:
     x = avals[0]
-    if x.dtype.name not in _DTYPES or len(axes) == x.ndim:
+    if x.dtype.name not in _DTYPES or len(axes) == x.ndim or x.size == 0:
         return None
 
     def in_order(order: tuple[int, ...]) -> Kernel | None:
