@@ -34,6 +34,7 @@ examples:
   jax-layout explain train.py:step --shape 64x128 --platform cuda --plot bytes.png
   jax-layout explain train:step --arguments train:example
   jax-layout doctor
+  jax-layout tune --quick
   jax-layout bench permute --set tiny
   jax-layout demo
 
@@ -133,6 +134,19 @@ def _parser() -> argparse.ArgumentParser:
         _doctor,
         "tell devices, backends, libraries, and what falls back to plain jax.lax",
         "doctor --json",
+    )
+    tune = command(
+        "tune",
+        _tune,
+        "measure here whose kernels run what fastest, and go by that from now on",
+        "tune --quick",
+    )
+    tune.add_argument("--quick", action="store_true", help="under a minute, not ten")
+    tune.add_argument(
+        "--output",
+        type=Path,
+        metavar="PATH",
+        help="another file than that of the user's cache folder, which is the one used",
     )
     bench = command(
         "bench",
@@ -477,6 +491,29 @@ def _text(found: dict[str, Any]) -> str:
 
 def _dotted(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
+
+
+# --- tune
+
+
+def _tune(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from jax_layout import _backends, choices
+    from jax_layout.tune.command import heading, run
+
+    if not _backends.available("cpu"):
+        raise _Wrong("tune: there are no kernels of ours here; see jax-layout doctor")
+    path = options.output or choices.user_path()
+    print(heading(path, options.quick), file=sys.stderr)
+    try:
+        outcome = run(path, options.quick)
+    except OSError as error:
+        print(f"jax-layout tune: {path} cannot be written: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"jax-layout tune: interrupted, {path} is as it was", file=sys.stderr)
+        return 1
+    print(json.dumps(dataclasses.asdict(outcome)) if options.json else outcome)
+    return 1 if outcome.failures else 0
 
 
 # --- what a checkout has

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the package's tables of choices: `python -m benchmarks.choose --help`.
+
+One file for each profile and minor version of jaxlib, in jax_layout/tables.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax_layout as jl
+from benchmarks import profiles
+from jax_layout import choices
+from jax_layout.tune.command import heading, run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes the table of the profile; 1 if something failed."""
+    parser = argparse.ArgumentParser(prog="benchmarks.choose", description=__doc__)
+    add = parser.add_argument
+    profiles.add_argument(add)
+    add("--quick", action="store_true", help="the most used cases: a trial")
+    add("--output", type=Path, metavar="FILE", help="another file than the package's")
+    options = parser.parse_args(arguments)
+    name = f"{choices.profile()}-jaxlib-{choices.jaxlib_minor()}.json"
+    packaged = Path(jl.__file__).parent / "tables" / name
+    path = options.output or packaged
+    print(heading(path, options.quick), flush=True)
+    outcome = run(path, options.quick)
+    print(outcome)
+    return int(bool(outcome.failures))
+
+
+if __name__ == "__main__":
+    sys.exit(profiles.start(main))

@@ -1,0 +1,456 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured: functions of ours as one writes them, and their operands."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_layout as jl
+from jax_layout.formats.tags import store, stored
+
+Function = Callable[..., Any]
+Sizes = tuple[int, ...]
+# The least prime above a million: operands of powers of two do not repeat in rows.
+_POOL = 1_000_003
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A function whose kernels are measured against plain jax in its place.
+
+    Attributes:
+      name: of the case.
+      f: the function.
+      shapes: of its operands.
+      dtypes: of each operand.
+      below: integers are drawn from the interval (`low`, `high`).
+      together: the works it asks about are one pattern, which XLA fuses whole: all
+        take ours at once. Otherwise each in turn, in a program that is XLA's.
+      whole: a program that is timed as it stands, however short.
+    """
+
+    name: str
+    f: Function
+    shapes: tuple[Sizes, ...]
+    dtypes: tuple[str, ...]
+    below: tuple[int, int] = (-8, 8)
+    together: bool = False
+    whole: bool = False
+
+    def operands(self, stack: Sizes = ()) -> list[np.ndarray]:
+        """Numbers that the dtypes hold, with leading axes for copies."""
+        return [
+            _random(np.dtype(jnp.dtype(dtype)), self.below, (*stack, *shape), seed)
+            for seed, (shape, dtype) in enumerate(
+                zip(self.shapes, self.dtypes, strict=True)
+            )
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all operands."""
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        return sum(
+            math.prod(shape) * jnp.dtype(dtype).itemsize for shape, dtype in pairs
+        )
+
+
+def _random(
+    dtype: np.dtype, below: tuple[int, int], shape: Sizes, seed: int
+) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    count = min(_POOL, math.prod(shape))
+    if jnp.issubdtype(dtype, jnp.integer):
+        pool = random.integers(*below, count)
+    elif jnp.issubdtype(dtype, jnp.complexfloating):
+        pool = random.standard_normal(count) + 1j * random.standard_normal(count)
+    else:
+        pool = random.standard_normal(count, np.float32)
+    return np.resize(pool.astype(dtype), shape)
+
+
+def _case(kind: str, f: Function, dtype: str, *shapes: Sizes, **options: Any) -> Case:
+    listed = ", ".join("x".join(map(str, shape)) for shape in shapes)
+    dtypes = (dtype,) * len(shapes)
+    return Case(f"{kind} {dtype} {listed}", f, shapes, dtypes, **options)
+
+
+def with_gradient(f: Function, operands: int) -> Function:
+    """The value, and its gradients by so many operands; the cotangent comes last."""
+
+    def both(*given: Any) -> Any:
+        y, pull = jax.vjp(f, *given[:operands])
+        return y, pull(given[operands])
+
+    return both
+
+
+# --- products
+
+_FORMS = {"NN": "mk,kn->mn", "NT": "mk,nk->mn", "TN": "km,kn->mn"}
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
+_WEIGHTS = (
+    (4096, 4096),
+    (4096, 1024),
+    (1024, 4096),
+    (1024, 1024),
+    (256, 256),
+    (64, 64),
+)
+_CUBES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+_THIN = (1, 4, 16, 64)
+# The forms, the largest m n k, and every which of the rows and cubes is measured.
+_PRODUCTS: dict[str, tuple[str, int, int]] = {
+    "float32": ("NN NT TN", 1 << 33, 1),
+    "bfloat16": ("NN NT TN", 1 << 33, 1),
+    "float16": ("NN NT", 1 << 31, 3),
+    "float64": ("NN NT", 1 << 31, 3),
+    "complex64": ("NN", 1 << 30, 3),
+    "complex128": ("NN", 1 << 28, 3),
+    "int8": ("NN", 1 << 30, 3),
+}
+
+
+def _einsum(kind: str, spec: str, dtype: str, **extents: int) -> Case:
+    a, b, _ = spec.replace("->", ",").split(",")
+    shapes = (tuple(extents[i] for i in term) for term in (a, b))
+    wide = jnp.int32 if dtype == "int8" else None
+    f = functools.partial(jl.einsum, spec, preferred_element_type=wide)
+    return _case(kind, f, dtype, *shapes)
+
+
+def _products(quick: bool) -> Iterator[Case]:
+    for dtype, (forms, most, every) in _PRODUCTS.items():
+        sizes = [(m, n, k) for m in _ROWS[::every] for n, k in _WEIGHTS]
+        sizes += [(n, n, n) for n in _CUBES[:: min(every, 2)]]
+        sizes += [(2048, n, 1024) for n in _THIN] + [(1024, 1024, k) for k in _THIN]
+        if quick:
+            if dtype not in ("float32", "bfloat16"):
+                continue
+            forms = "NN NT"
+            sizes = [(m, n, k) for m in (1, 8, 32, 256) for n, k in _WEIGHTS[1::2]]
+            sizes += [(n, n, n) for n in (8, 32, 128, 512)]
+        for form, (m, n, k) in itertools.product(forms.split(), sizes):
+            if form == "TN":  # a weight's gradient sums over the rows
+                m, n, k = n, k, m
+            if m * n * k <= most:
+                spec = _FORMS[form]
+                yield _einsum(f"product {form}", spec, dtype, m=m, n=n, k=k)
+
+
+# Steps, and the size of each.
+_BATCHES = [
+    (1024, 8),
+    (64, 32),
+    (64, 128),
+    (1024, 32),
+    (64, 8),
+    (64, 16),
+    (64, 64),
+    (16, 256),
+]  # noqa: E501
+_BATCH_FORMS = [
+    ("float32", "bmk,bkn->bmn"),
+    ("bfloat16", "bmk,bkn->bmn"),
+    ("float32", "bmk,bnk->bmn"),
+    ("bfloat16", "bmk,bnk->bmn"),
+    ("float64", "bmk,bkn->bmn"),
+    ("complex64", "bmk,bkn->bmn"),
+]
+
+
+def _batches(quick: bool) -> Iterator[Case]:
+    forms, steps = _BATCH_FORMS, _BATCHES
+    if quick:
+        forms, steps = forms[:3], steps[:3]
+    for (dtype, spec), (b, n) in itertools.product(forms, steps):
+        yield _einsum(f"batch {spec}", spec, dtype, b=b, m=n, n=n, k=n)
+
+
+def _layers(quick: bool) -> Iterator[Case]:
+    """Linear layers, with what is fused to their products, and their gradients."""
+    rows, most = [1, 8, 64, 512, 2048], 1 << 31
+    weights = [(256, 256), (1024, 1024), (4096, 1024), (1024, 4096)]  # out, in
+    if quick:
+        rows, weights, most = [8, 128, 512], weights[1:3], 1 << 29
+    for dtype, activation, m, (n, k) in itertools.product(
+        ("float32", "bfloat16"), (None, "gelu"), rows, weights
+    ):
+        f = functools.partial(jl.linear, activation=activation)
+        kind, operands = f"linear {activation}", ((m, k), (n, k), (n,))
+        yield _case(kind, f, dtype, *operands)
+        if m >= 64 and m * n * k <= most:
+            g = with_gradient(f, 3)
+            yield _case(f"{kind}, gradient", g, dtype, *operands, (m, n))
+
+
+def _recurrence(xs: Any, w: Any) -> Any:
+    def step(h: Any, x: Any) -> Any:
+        return jnp.tanh(x + jl.einsum("mk,kn->mn", h, w)), None
+
+    return jax.lax.scan(step, xs[0], xs)[0]
+
+
+def _recurrences(quick: bool) -> Iterator[Case]:
+    """Small products in a loop, whose body XLA makes one kernel if it can."""
+    rows, sizes, dtypes = [1, 16, 64], [64, 512, 16, 256, 1024], ["float32", "bfloat16"]
+    if quick:
+        sizes, dtypes = sizes[:2], dtypes[:1]
+    for dtype, m, n in itertools.product(dtypes, rows, sizes):
+        xs, w = (32, m, n), (n, n)
+        yield _case("recurrence", _recurrence, dtype, xs, w, whole=True)
+        g = with_gradient(_recurrence, 2)
+        yield _case("recurrence, gradient", g, dtype, xs, w, (m, n), whole=True)
+
+
+# Batch, heads, queries, keys, and the size of a head.
+_ATTENTION: list[Sizes] = [
+    (1, 12, 128, 128, 64),
+    (1, 8, 512, 512, 64),
+    (1, 16, 1, 2048, 128),
+    (1, 8, 64, 64, 64),
+    (4, 12, 640, 640, 64),
+    (1, 4, 2048, 2048, 64),
+    (8, 16, 512, 512, 64),
+    (8, 16, 1, 1024, 64),
+    (8, 12, 1, 256, 64),
+]
+# Of queries, keys and scores.
+_HEADS = ["bhsd bhtd bhst", "bshd bthd bhst"]
+
+
+def _attend(q: Any, k: Any, v: Any, *, orders: str) -> Any:
+    of_q, of_k, of_p = orders.split()
+    p = jax.nn.softmax(jl.einsum(f"{of_q},{of_k}->{of_p}", q, k))
+    return jl.einsum(f"{of_p},{of_k}->{of_q}", p, v)
+
+
+def _attention(quick: bool) -> Iterator[Case]:
+    """einsum, softmax, einsum: XLA makes one fusion of them."""
+    for dtype, orders, sizes in itertools.product(
+        ("float32", "bfloat16"), _HEADS, _ATTENTION[: 3 if quick else None]
+    ):
+        extents = dict(zip("bhstd", sizes, strict=True))
+        q, k, _ = (tuple(extents[i] for i in order) for order in orders.split())
+        f = functools.partial(_attend, orders=orders)
+        yield _case(f"attention {orders}", f, dtype, q, k, k, together=True)
+
+
+# --- convolutions
+
+# Of x (n, c, *spatial): how many channels out, kernel, stride, groups.
+_CONVOLUTIONS: list[tuple[Sizes, int, Sizes, int, int]] = [
+    ((8, 64, 56, 56), 64, (3, 3), 1, 64),
+    ((8, 256, 14, 14), 256, (3, 3), 1, 32),
+    ((8, 256, 14, 14), 256, (3, 3), 1, 1),
+    ((1, 64, 56, 56), 64, (3, 3), 1, 1),
+    ((1, 3, 224, 224), 32, (3, 3), 2, 1),
+    ((8, 64, 56, 56), 256, (1, 1), 1, 1),
+    ((1, 96, 14, 14), 576, (1, 1), 1, 1),  # so far the quick ones
+    ((8, 144, 28, 28), 144, (3, 3), 2, 144),
+    ((1, 384, 14, 14), 384, (3, 3), 1, 384),
+    ((8, 96, 56, 56), 96, (7, 7), 1, 96),
+    ((1, 128, 28, 28), 128, (3, 3), 1, 32),
+    ((8, 64, 56, 56), 64, (3, 3), 1, 1),
+    ((8, 128, 28, 28), 128, (3, 3), 1, 1),
+    ((8, 512, 7, 7), 512, (3, 3), 1, 1),
+    ((1, 256, 14, 14), 256, (3, 3), 1, 1),
+    ((1, 512, 7, 7), 512, (3, 3), 1, 1),
+    ((8, 128, 56, 56), 256, (3, 3), 2, 1),
+    ((1, 288, 35, 35), 384, (3, 3), 2, 1),
+    ((8, 3, 224, 224), 64, (7, 7), 2, 1),
+    ((8, 3, 224, 224), 384, (16, 16), 16, 1),
+    ((1, 48, 35, 35), 64, (5, 5), 1, 1),
+    ((1, 160, 17, 17), 192, (1, 7), 1, 1),
+    ((8, 256, 14, 14), 1024, (1, 1), 1, 1),
+    ((1, 768, 17, 17), 192, (1, 1), 1, 1),
+    ((8, 256, 56, 56), 128, (1, 1), 2, 1),
+    ((4, 1, 256, 256), 1, (5, 5), 1, 1),
+    ((8, 64, 1024), 64, (3,), 1, 1),
+    ((1, 256, 4096), 256, (9,), 1, 256),
+    ((1, 16, 16, 32, 32), 32, (3, 3, 3), 1, 1),
+]
+
+
+def _convolutions(quick: bool) -> Iterator[Case]:
+    for dtype, last, (x, out, kernel, stride, groups) in itertools.product(
+        ("float32", "bfloat16"), (False, True), _CONVOLUTIONS[: 7 if quick else None]
+    ):
+        n, c, *space = x
+        spatial = "DHW"[3 - len(space) :]
+        w: Sizes = (out, c // groups, *kernel)
+        orders = (f"NC{spatial}", f"OI{spatial}", f"NC{spatial}")
+        if last:
+            x, w = (n, *space, c), (*kernel, c // groups, out)
+            orders = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
+        f = functools.partial(
+            jl.conv_general_dilated,
+            window_strides=(stride,) * len(space),
+            padding="SAME",
+            dimension_numbers=orders,
+            feature_group_count=groups,
+        )
+        kind = f"convolution {orders[0]}, {groups} groups, stride {stride},"
+        yield _case(kind, f, dtype, x, w)
+        if dtype == "float32" and (last or not quick):
+            like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
+            y = jax.eval_shape(f, *like).shape
+            yield _case(f"{kind} gradient", with_gradient(f, 2), dtype, x, w, y)
+
+
+# --- what moves and sums
+
+# The first axis, here 1, grows until the array has each of the sizes.
+_PERMUTES: list[tuple[Sizes, Sizes]] = [
+    ((1, 64), (1, 0)),
+    ((1, 1024), (1, 0)),
+    ((1, 64, 64), (0, 2, 1)),
+    ((1, 512, 512), (0, 2, 1)),
+    ((1, 32, 64), (1, 0, 2)),
+    ((1, 1024, 4), (1, 0, 2)),
+    ((1, 3, 64, 64), (0, 2, 3, 1)),
+    ((1, 64, 64, 3), (0, 3, 1, 2)),
+    ((1, 64, 28, 28), (0, 2, 3, 1)),
+    ((1, 28, 28, 64), (0, 3, 1, 2)),
+    ((1, 256, 14, 14), (0, 2, 3, 1)),
+    ((1, 128, 8, 64), (0, 2, 1, 3)),
+    ((1, 128, 8, 64), (0, 2, 3, 1)),
+    ((1, 32, 32), (2, 1, 0)),
+    ((1, 14, 16, 14, 16, 3), (0, 1, 3, 2, 4, 5)),
+    ((1, 2, 2, 32, 32), (0, 3, 1, 4, 2)),
+]
+
+
+def _permutes(quick: bool) -> Iterator[Case]:
+    wanted = {"float32": 1, "bfloat16": 1, "uint8": 3, "float64": 3}  # every which
+    sizes = [1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 25]
+    if quick:
+        wanted, sizes = {"float32": 2, "bfloat16": 4}, [1 << 16, 1 << 20, 1 << 24]
+    for dtype, every in wanted.items():
+        for size, (shape, axes) in itertools.product(sizes, _PERMUTES[::every]):
+            row = math.prod(shape) * jnp.dtype(dtype).itemsize
+            if row <= size:
+                f = functools.partial(jl.permute, axes=axes)
+                x = (size // row, *shape[1:])
+                yield _case(f"permute {','.join(map(str, axes))}", f, dtype, x)
+
+
+# Shape, axis, number of indices.
+_ROWS_OF: list[tuple[Sizes, int, int]] = [
+    ((30_000, 768), 0, 512),
+    ((50_000, 64), 0, 8192),
+    ((512, 512), 0, 512),
+    ((4096, 4096), 1, 64),  # so far the quick ones
+    ((50_000, 1024), 0, 8192),
+    ((256, 56, 56), 0, 128),
+    ((64, 100, 512), 1, 50),
+    ((1024, 1000), 1, 256),
+    ((100_000, 3), 0, 100_000),
+    ((1_000_000,), 0, 100_000),
+    ((64, 64), 0, 16),
+    ((1000, 16), 0, 100),
+    ((1000, 256), 0, 32),
+    ((2048, 4096), 0, 1),
+]
+
+
+def _select(x: Any, i: Any, *, axis: int) -> Any:
+    return jl.index_select(x, axis, i)
+
+
+def _unselect(ct: Any, i: Any, *, axis: int, extent: int) -> Any:
+    like = (*ct.shape[:axis], extent, *ct.shape[axis + 1 :])
+    select = functools.partial(_select, i=i, axis=axis)
+    return jax.linear_transpose(select, jax.ShapeDtypeStruct(like, ct.dtype))(ct)
+
+
+def _add(x: Any, source: Any, i: Any, *, axis: int) -> Any:
+    return jl.index_add(x, axis, i, source)
+
+
+def _rows(quick: bool) -> Iterator[Case]:
+    """Rows selected by index, the gradient of that, and rows added."""
+    for dtype, (shape, axis, count) in itertools.product(
+        ("float32", "bfloat16"), _ROWS_OF[: 4 if quick else None]
+    ):
+        extent = shape[axis]
+        selected = (*shape[:axis], count, *shape[axis + 1 :])
+        unselect = functools.partial(_unselect, axis=axis, extent=extent)
+        for kind, f, shapes in (
+            ("select", functools.partial(_select, axis=axis), [shape]),
+            ("gradient of select", unselect, [selected]),
+            ("add", functools.partial(_add, axis=axis), [shape, selected]),
+        ):
+            case = _case(f"{kind} axis {axis} of {extent}", f, dtype, *shapes, (count,))
+            dtypes = (*case.dtypes[:-1], "int32")
+            yield dataclasses.replace(case, dtypes=dtypes, below=(0, extent))
+
+
+def _norms(quick: bool) -> Iterator[Case]:
+    """The moments of normalizations, in them, and those of their gradients."""
+    images = [(8, 64, 56, 56), (8, 256, 14, 14), (1, 16, 8, 8), (8, 64, 14, 14),
+              (2, 512, 7, 7)]  # fmt: skip
+    rows = [(128, 768), (512, 1024), (1, 768), (64, 64), (4096, 1024)]
+    count = 2 if quick else None
+    for dtype in ("float32", "bfloat16"):
+        for x, order, f in itertools.product(
+            images[:count], ("NCHW", "NHWC"), (_batch_norm, _group_norm)
+        ):
+            format = jl.MemoryFormat.named(order)
+            kept = functools.partial(_in_memory, f, format)
+            kind, shape = f"{f.__name__[1:]} {order}", format.physical_shape(x)
+            yield from _norm(kind, kept, dtype, shape, x[1])
+        for x in rows[:count]:
+            yield from _norm("layer_norm", _layer_norm, dtype, x, x[-1])
+
+
+def _batch_norm(x: Any, w: Any, b: Any) -> Any:
+    return jl.batch_norm(x, None, None, w, b, training=True)[0]
+
+
+def _group_norm(x: Any, w: Any, b: Any) -> Any:
+    return jl.group_norm(x, 16, w, b)
+
+
+def _layer_norm(x: Any, w: Any, b: Any) -> Any:
+    return jl.layer_norm(x, x.shape[-1:], w, b)
+
+
+def _in_memory(f: Function, format: jl.MemoryFormat, x: Any, *rest: Any) -> Any:
+    """The function of arrays whose axes lie as in memory."""
+    return stored(f(store(x, format), *rest))[0]
+
+
+def _norm(kind: str, f: Function, dtype: str, x: Sizes, size: int) -> Iterator[Case]:
+    yield _case(kind, f, dtype, x, (size,), (size,))
+    g = with_gradient(f, 3)
+    yield _case(f"{kind}, gradient", g, dtype, x, (size,), (size,), x)
+
+
+def _matrix_sums(quick: bool) -> Iterator[Case]:
+    sizes = [256, 1024, 64, 512, 2048]
+    dtypes = ["float32", "bfloat16", "float64", "complex64"]
+    if quick:
+        sizes, dtypes = sizes[:2], dtypes[:1]
+    for dtype, n, other in itertools.product(dtypes, sizes, (False, True)):
+        f = functools.partial(jl.geam, beta=2.0, transpose_a=True, transpose_b=other)
+        yield _case(f"geam T{'NT'[other]}", f, dtype, (n, n), (n, n))
+
+
+_FAMILIES = (_products, _batches, _layers, _attention, _recurrences, _convolutions,
+             _permutes, _rows, _norms, _matrix_sums)  # fmt: skip
+
+
+def all_cases(quick: bool = False) -> list[Case]:
+    """What a table is made of; quick, the most used of it, in under a minute."""
+    found = (case for family in _FAMILIES for case in family(quick))
+    return list({case.name: case for case in found}.values())

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `jax-layout tune` and `python -m benchmarks.choose` do."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from jax_layout import choices
+from jax_layout.tune.cases import Case, all_cases
+from jax_layout.tune.measure import QUICK, Measured, Timing, measure
+from jax_layout.tune.table import replacing, text
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+      path: the table.
+      works: how many it has.
+      ours: of these, how many are ours from now on.
+      failures: a line for each case, or method of one, that did not run or was wrong.
+    """
+
+    path: str
+    works: int
+    ours: int
+    failures: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"failed: {line}" for line in self.failures]
+        lines.append(
+            f"{self.works} kinds and sizes of calls: {self.ours} are ours, "
+            f"{self.works - self.ours} XLA's; {len(self.failures)} failed"
+        )
+        return "\n".join([*lines, f"written to {self.path}"])
+
+
+def run(
+    path: Path,
+    quick: bool = False,
+    cases: Sequence[Case] | None = None,
+    timing: Timing | None = None,
+) -> Outcome:
+    """Measures, and writes the table.
+
+    Args:
+      path: the file; it appears, or changes, when all is measured.
+      quick: the most used cases only, in under a minute.
+      cases: what to measure; left out, all.
+      timing: how long; left out, as `quick` says.
+
+    Raises:
+      OSError: the file cannot be written; before anything is measured.
+    """
+    cases = all_cases(quick) if cases is None else cases
+    timing = timing or (QUICK if quick else Timing())
+    with replacing(path) as file, _progress(len(cases)) as advance:
+        found: Measured = measure(cases, timing, advance)
+        file.write(text(found.points))
+    return Outcome(str(path), len(found.points), found.ours, tuple(found.failures))
+
+
+def heading(path: Path, quick: bool) -> str:
+    """What a run is about to do."""
+    return (
+        f"measuring the {'most used' if quick else 'usual'} calls on "
+        f"{choices.processor()}, {choices.threads()} threads, profile "
+        f"{choices.profile()}, jaxlib {choices.jaxlib_minor()}, for {path}"
+    )
+
+
+@contextlib.contextmanager
+def _progress(count: int) -> Iterator[Callable[[Case], None]]:
+    """A bar; where no terminal is, a line for each case: the last tells of a crash."""
+    rich = sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+    if not rich:
+        numbers = iter(range(1, count + 1))
+        yield lambda case: print(
+            f"[{next(numbers)}/{count}] {case.name}", file=sys.stderr, flush=True
+        )
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = (
+        bars.TextColumn("{task.description:<50.50}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with bars.Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=count)
+        shown = -1
+
+        def advance(case: Case) -> None:
+            nonlocal shown
+            shown += 1
+            progress.update(task, description=case.name, completed=shown)
+
+        yield advance

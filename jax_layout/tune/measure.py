@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures cases: each method that a program's kernels can run, against plain jax.
+
+A method is a program of its own. All programs of a case take turns, each round in
+another order, so that a slow moment of the machine falls on all of them; a ratio is
+that of medians. A short call is timed in a loop inside of one program, over stacked
+operands, where it pays what it pays in a program: no dispatch from Python, operands
+that are not in the first-level cache, and XLA's freedom to make one kernel of the loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_layout import choices
+from jax_layout.choices import Work
+from jax_layout.tune.cases import Case
+
+# Work -> method -> XLA's time over the method's.
+Points = dict[Work, dict[str, float]]
+
+# A case with smaller operands runs in a loop, over so many bytes of them.
+_SHORT = 1 << 20
+_STACK = 8 << 20
+_STEPS = 4, 64
+# Sets of operands to take turns with: a weight that is used once per step of a
+# program is not in the second-level cache.
+_SETS = 96 << 20
+# By dtype, how far results may be apart, of the largest of them.
+_TOLERANCES = {
+    "bfloat16": 2e-2,
+    "float16": 4e-3,
+    "float32": 2e-4,
+    "complex64": 2e-4,
+    "float64": 1e-11,
+    "complex128": 1e-11,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """How long to measure.
+
+    Attributes:
+      seconds: of a case, all its programs together; three rounds in any case, one of
+        calls that take as long as this four times over.
+      rounds: at most.
+      sample: seconds that a sample lasts, about, of calls that are shorter.
+    """
+
+    seconds: float = 0.15
+    rounds: int = 15
+    sample: float = 1e-3
+
+
+QUICK = Timing(seconds=0.06, rounds=9, sample=5e-4)
+
+
+@dataclasses.dataclass
+class Measured:
+    """What was measured.
+
+    Attributes:
+      points: of every work that a case asked about. One that several cases asked
+        about has the least ratio of each method: whoever asks is not to lose.
+      failures: a line for each case, or method of one, that did not run or was wrong.
+    """
+
+    points: Points = dataclasses.field(default_factory=dict)
+    failures: list[str] = dataclasses.field(default_factory=list)
+
+    def add(self, points: Points) -> None:
+        for work, ratios in points.items():
+            known = self.points.setdefault(work, {})
+            for method, ratio in ratios.items():
+                known[method] = min(ratio, known.get(method, math.inf))
+
+    @property
+    def ours(self) -> int:
+        """The works that some method of ours does faster than XLA."""
+        return sum(max(ratios.values()) > 1 for ratios in self.points.values())
+
+
+def measure(
+    cases: Iterable[Case],
+    timing: Timing,
+    on_case: Callable[[Case], None] = lambda case: None,
+) -> Measured:
+    """Measures cases one after the other, on the CPU.
+
+    Args:
+      cases: what to measure.
+      timing: how long.
+      on_case: called before each.
+
+    Returns:
+      the points; a case that fails is one of its failures, and ends nothing.
+    """
+    found = Measured()
+    for case in cases:
+        on_case(case)
+        try:
+            with jax.enable_x64(bool({"float64", "complex128"} & {*case.dtypes})):
+                points, wrong = measure_case(case, timing)
+        except Exception as error:  # one case does not end a run
+            reason = (str(error) or repr(error)).splitlines()[0]
+            found.failures.append(f"{case.name}: {type(error).__name__}: {reason}")
+            continue
+        found.add(points)
+        found.failures += [f"{case.name}: {line}" for line in wrong]
+    return found
+
+
+def measure_case(case: Case, timing: Timing) -> tuple[Points, list[str]]:
+    """The points of a case, and what is wrong with the results of its methods."""
+    cpu = jax.devices("cpu")[0]
+    program, sets = _program(case, cpu)
+    baseline, works = _lowered(program, sets[0], "lax")
+    variants: dict[tuple[str, Work | None], tuple[Any, list[Work]]] = {}
+    methods = {work: known for work, known in works}
+    every = dict.fromkeys(m for known in methods.values() for m in known)
+    wanted: list[tuple[str, Work | None]] = [(method, None) for method in every]
+    if not case.together and len(methods) > 1:
+        wanted = [(m, work) for work, known in methods.items() for m in known]
+    for method, work in wanted:
+        lowered, asked = _lowered(program, sets[0], method, work)
+        if lowered.as_text() != baseline.as_text():
+            ran = [w for w, known in asked if method in known and work in (None, w)]
+            variants[method, work] = lowered, ran
+    if not variants:
+        return {}, []
+    plain = baseline.compile()
+    expected = jax.device_get(plain(*sets[0]))
+    runs, wrong = {}, []
+    for key, (lowered, _) in variants.items():
+        compiled = lowered.compile()
+        if apart := difference(jax.device_get(compiled(*sets[0])), expected):
+            wrong.append(f"{key[0]}: {apart}")
+        else:
+            runs[key] = compiled
+    times = _times([plain, *runs.values()], sets, timing)
+    found = Measured()
+    for key, seconds in zip(runs, times[1:], strict=True):
+        ratio = times[0] / seconds
+        found.add({work: {key[0]: ratio} for work in variants[key][1]})
+    return found.points, wrong
+
+
+def _program(case: Case, device: Any) -> tuple[Callable[..., Any], list[list[Any]]]:
+    """What is timed of a case, and sets of its operands."""
+
+    def put(stack: tuple[int, ...] = ()) -> list[Any]:
+        return [jax.device_put(x, device) for x in case.operands(stack)]
+
+    if case.whole or case.nbytes >= _SHORT:
+        count = max(1, min(3, _SETS // case.nbytes))
+        return case.f, [put() for _ in range(count)]
+    steps = min(max(_STACK // max(case.nbytes, 1), _STEPS[0]), _STEPS[1])
+
+    def loop(*stacked: Any) -> Any:
+        return jax.lax.scan(lambda _, given: (None, case.f(*given)), None, stacked)[1]
+
+    return loop, [put((steps,))]
+
+
+def _lowered(
+    program: Callable[..., Any],
+    operands: Sequence[Any],
+    method: str,
+    work: Work | None = None,
+) -> tuple[Any, list[tuple[Work, tuple[str, ...]]]]:
+    """The program with a method, and what it asked about."""
+
+    def fresh(*given: Any) -> Any:  # jax keeps what it lowered, by function
+        return program(*given)
+
+    with choices.forced(method, work), choices.asked() as asked:
+        return jax.jit(fresh).lower(*operands), asked
+
+
+def difference(found: Any, expected: Any) -> str | None:
+    """How results are apart, if by more than rounding."""
+    for y, like in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        y, like = np.asarray(y), np.asarray(like)
+        if y.shape != like.shape or y.dtype != like.dtype:
+            return f"{y.dtype}{list(y.shape)} for {like.dtype}{list(like.shape)}"
+        if like.dtype.name not in _TOLERANCES:
+            if not np.array_equal(y, like):
+                return "wrong result"
+            continue
+        tolerance = _TOLERANCES[like.dtype.name]
+        if like.dtype.itemsize == 2:
+            y, like = y.astype(np.float32), like.astype(np.float32)
+        apart, scale = (np.abs(x).max(initial=0.0) for x in (y - like, like))
+        if not apart <= tolerance * scale:
+            return f"wrong result, off by {apart:.3g} of {scale:.3g}"
+    return None
+
+
+def _times(
+    programs: Sequence[Callable[..., Any]], sets: Sequence[Any], timing: Timing
+) -> list[float]:
+    """Seconds per call: medians of rounds."""
+    seconds: list[list[float]] = [[] for _ in programs]
+    calls = [0] * len(programs)
+    turn = 0
+    start = time.perf_counter()
+    for done in range(timing.rounds):
+        spent = time.perf_counter() - start
+        if done and spent > timing.seconds * (4 if done < 3 else 1):
+            break
+        for k in range(len(programs)):
+            i = (k + done) % len(programs)
+            if not calls[i]:
+                once = _sample(programs[i], sets, turn, 1)
+                calls[i] = max(1, min(1000, math.ceil(timing.sample / once)))
+            seconds[i].append(_sample(programs[i], sets, turn, calls[i]))
+            turn += calls[i]
+    return [statistics.median(each) for each in seconds]
+
+
+def _sample(
+    program: Callable[..., Any], sets: Sequence[Any], turn: int, calls: int
+) -> float:
+    start = time.perf_counter()
+    for i in range(turn, turn + calls):
+        jax.block_until_ready(program(*sets[i % len(sets)]))
+    return (time.perf_counter() - start) / calls
