@@ -104,7 +104,7 @@ class Table:
 # --- what is chosen
 
 
-_forced: ContextVar[str | None] = ContextVar("forced", default=None)
+_forced: ContextVar[tuple[str, Work | None] | None] = ContextVar("forced", default=None)
 _asked: ContextVar[list[Any] | None] = ContextVar("asked", default=None)
 _given: list[str | None] = [None]  # what use_choices() was told
 
@@ -122,25 +122,31 @@ def choose(work: Work, methods: Sequence[str] = OURS) -> str | None:
     asked = _asked.get()
     if asked is not None:
         asked.append((work, tuple(methods)))
-    source = _forced.get() or _source()
+    if (forced := _forced.get()) is not None:
+        source, only = forced
+        if only not in (None, work):
+            return None
+        if source != "kernels":
+            return source if source in methods else None
+    else:
+        source = _source()
     if source == "lax" or not methods:
         return None
     if source == "kernels":
         return methods[0]
-    if source in methods:
-        return source
     return _best(work, tuple(methods), source)
 
 
 @contextlib.contextmanager
-def forced(method: str) -> Iterator[None]:
+def forced(method: str, only: Work | None = None) -> Iterator[None]:
     """Inside, what is lowered runs a method where it can: a choice for measuring it.
 
     Args:
       method: its name, "lax" for plain `jax.lax`, or "kernels" for the first of ours
-        that can.
+        that can. What cannot is plain `jax.lax`.
+      only: the call that is to run it; left out, all.
     """
-    token = _forced.set(method)
+    token = _forced.set((method, only))
     try:
         yield
     finally:

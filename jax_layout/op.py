@@ -332,7 +332,8 @@ def _lower(
     if spread == "none":
         chosen = _chosen(_ordered(kernel, ctx, operands))
         if chosen is None:
-            return fallback(ctx, *operands, **params)
+            with choices.forced("lax"):  # the operators that it is made of, too
+                return fallback(ctx, *operands, **params)
         return _custom_call(op, chosen, ctx, *operands)
     if spread == "unknown" or op.sharding is None:
         return fallback(ctx, *operands, **params)

@@ -55,13 +55,12 @@ class Case:
             )
         ]
 
-    @property
     def nbytes(self) -> int:
-        """Of all operands."""
+        """Of operands and results."""
         pairs = zip(self.shapes, self.dtypes, strict=True)
-        return sum(
-            math.prod(shape) * jnp.dtype(dtype).itemsize for shape, dtype in pairs
-        )
+        given = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in pairs]
+        arrays = [*given, *jax.tree.leaves(jax.eval_shape(self.f, *given))]
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
 
 
 def _random(
@@ -96,101 +95,104 @@ def with_gradient(f: Function, operands: int) -> Function:
 
 # --- products
 
-_FORMS = {"NN": "mk,kn->mn", "NT": "mk,nk->mn", "TN": "km,kn->mn"}
+_FORMS = {"NN": "mk,kn->mn", "NT": "mk,nk->mn", "TN": "km,kn->mn", "TT": "km,nk->mn"}
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
-_WEIGHTS = (
-    (4096, 4096),
-    (4096, 1024),
-    (1024, 4096),
-    (1024, 1024),
-    (256, 256),
-    (64, 64),
-)
-_CUBES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-_THIN = (1, 4, 16, 64)
-# The forms, the largest m n k, and every which of the rows and cubes is measured.
-_PRODUCTS: dict[str, tuple[str, int, int]] = {
-    "float32": ("NN NT TN", 1 << 33, 1),
-    "bfloat16": ("NN NT TN", 1 << 33, 1),
-    "float16": ("NN NT", 1 << 31, 3),
-    "float64": ("NN NT", 1 << 31, 3),
-    "complex64": ("NN", 1 << 30, 3),
-    "complex128": ("NN", 1 << 28, 3),
-    "int8": ("NN", 1 << 30, 3),
-}
+_WEIGHTS = ((4096, 4096), (1024, 1024), (256, 256), (4096, 1024), (1024, 4096))
+_SIZES = [
+    *((m, n, k) for m in _ROWS for n, k in _WEIGHTS),
+    *((n, n, n) for n in (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)),
+    *((m, 64, 64) for m in (1, 16, 256, 2048)),
+    *((2048, n, 1024) for n in (1, 4, 16, 64)),
+    *((1024, 1024, k) for k in (1, 4, 16, 64)),
+]
+_QUICK_SIZES = [
+    *((m, n, k) for m in (1, 8, 32, 256) for n, k in _WEIGHTS[1:4]),
+    *((n, n, n) for n in (8, 32, 128, 512)),
+]
+# Of the operands and of the result, forms, the largest m n k, and every which of the
+# sizes: a number without a divisor of five, so that all weights have their turn.
+_PRODUCTS = [
+    ("float32", None, "NN NT", 1 << 33, 1),
+    ("bfloat16", None, "NN NT", 1 << 33, 1),
+    ("float32", None, "TN", 1 << 33, 2),
+    ("bfloat16", None, "TN", 1 << 33, 2),
+    ("float16", None, "NN NT TN", 1 << 31, 3),
+    ("float64", None, "NN NT TN", 1 << 31, 4),
+    ("complex64", None, "NN NT TN", 1 << 30, 6),
+    ("complex128", None, "NN NT TN", 1 << 28, 8),
+    ("int8", "int32", "NN NT TN", 1 << 30, 6),
+    ("bfloat16", "float32", "NN NT TN", 1 << 31, 4),
+    ("float16", "float32", "NN NT TN", 1 << 31, 6),
+    ("float32", None, "TT", 1 << 31, 6),
+    ("bfloat16", None, "TT", 1 << 31, 6),
+]
 
 
-def _einsum(kind: str, spec: str, dtype: str, **extents: int) -> Case:
+def _einsum(
+    kind: str, spec: str, dtype: str, result: str | None, **extents: int
+) -> Case:
     a, b, _ = spec.replace("->", ",").split(",")
     shapes = (tuple(extents[i] for i in term) for term in (a, b))
-    wide = jnp.int32 if dtype == "int8" else None
-    f = functools.partial(jl.einsum, spec, preferred_element_type=wide)
-    return _case(kind, f, dtype, *shapes)
+    f = functools.partial(jl.einsum, spec, preferred_element_type=result)
+    return _case(f"{kind} {spec} {result}", f, dtype, *shapes)
 
 
 def _products(quick: bool) -> Iterator[Case]:
-    for dtype, (forms, most, every) in _PRODUCTS.items():
-        sizes = [(m, n, k) for m in _ROWS[::every] for n, k in _WEIGHTS]
-        sizes += [(n, n, n) for n in _CUBES[:: min(every, 2)]]
-        sizes += [(2048, n, 1024) for n in _THIN] + [(1024, 1024, k) for k in _THIN]
-        if quick:
-            if dtype not in ("float32", "bfloat16"):
-                continue
-            forms = "NN NT"
-            sizes = [(m, n, k) for m in (1, 8, 32, 256) for n, k in _WEIGHTS[1::2]]
-            sizes += [(n, n, n) for n in (8, 32, 128, 512)]
-        for form, (m, n, k) in itertools.product(forms.split(), sizes):
-            if form == "TN":  # a weight's gradient sums over the rows
-                m, n, k = n, k, m
-            if m * n * k <= most:
-                spec = _FORMS[form]
-                yield _einsum(f"product {form}", spec, dtype, m=m, n=n, k=k)
+    for dtype, result, forms, most, every in _PRODUCTS[: 2 if quick else None]:
+        for form in forms.split():
+            for m, n, k in _QUICK_SIZES if quick else _SIZES[::every]:
+                if m * n * k > most:
+                    continue
+                if form == "TN":  # a weight's gradient sums over the rows
+                    m, n, k = n, k, m
+                yield _einsum("product", _FORMS[form], dtype, result, m=m, n=n, k=k)
 
 
 # Steps, and the size of each.
+_STEPS = [(1024, 8), (64, 32), (64, 128), (1024, 32), (64, 8), (64, 64), (16, 256)]
 _BATCHES = [
-    (1024, 8),
-    (64, 32),
-    (64, 128),
-    (1024, 32),
-    (64, 8),
-    (64, 16),
-    (64, 64),
-    (16, 256),
-]  # noqa: E501
-_BATCH_FORMS = [
     ("float32", "bmk,bkn->bmn"),
     ("bfloat16", "bmk,bkn->bmn"),
     ("float32", "bmk,bnk->bmn"),
     ("bfloat16", "bmk,bnk->bmn"),
+    ("float16", "bmk,bkn->bmn"),
     ("float64", "bmk,bkn->bmn"),
     ("complex64", "bmk,bkn->bmn"),
 ]
 
 
 def _batches(quick: bool) -> Iterator[Case]:
-    forms, steps = _BATCH_FORMS, _BATCHES
-    if quick:
-        forms, steps = forms[:3], steps[:3]
+    forms, steps = (_BATCHES[:3], _STEPS[:3]) if quick else (_BATCHES, _STEPS)
     for (dtype, spec), (b, n) in itertools.product(forms, steps):
-        yield _einsum(f"batch {spec}", spec, dtype, b=b, m=n, n=n, k=n)
+        yield _einsum("batch", spec, dtype, None, b=b, m=n, n=n, k=n)
+
+
+# Rows, columns of the result and of x.
+_LAYERS = [
+    (m, n, k)
+    for m in (128, 8, 512, 1, 64, 2048)
+    for n, k in ((1024, 1024), (4096, 1024), (256, 256), (1024, 4096))
+]
 
 
 def _layers(quick: bool) -> Iterator[Case]:
     """Linear layers, with what is fused to their products, and their gradients."""
-    rows, most = [1, 8, 64, 512, 2048], 1 << 31
-    weights = [(256, 256), (1024, 1024), (4096, 1024), (1024, 4096)]  # out, in
+    wanted = [
+        ("float32", None, 1), ("float32", "gelu", 1), ("bfloat16", None, 1),
+        ("bfloat16", "gelu", 1), ("float32", "relu", 3), ("bfloat16", "relu", 3),
+        ("float16", "gelu", 3), ("float16", "relu", 5), ("float64", "gelu", 5),
+        ("float64", "relu", 5),
+    ]  # fmt: skip
     if quick:
-        rows, weights, most = [8, 128, 512], weights[1:3], 1 << 29
-    for dtype, activation, m, (n, k) in itertools.product(
-        ("float32", "bfloat16"), (None, "gelu"), rows, weights
-    ):
-        f = functools.partial(jl.linear, activation=activation)
-        kind, operands = f"linear {activation}", ((m, k), (n, k), (n,))
-        yield _case(kind, f, dtype, *operands)
-        if m >= 64 and m * n * k <= most:
-            g = with_gradient(f, 3)
-            yield _case(f"{kind}, gradient", g, dtype, *operands, (m, n))
+        wanted = [(dtype, activation, 4) for dtype, activation, _ in wanted[:4]]
+    for dtype, activation, every in wanted:
+        for m, n, k in _LAYERS[: 12 if quick else None : every]:
+            f = functools.partial(jl.linear, activation=activation)
+            kind, operands = f"linear {activation}", ((m, k), (n, k), (n,))
+            yield _case(kind, f, dtype, *operands)
+            if m >= 64 and m * n * k <= 1 << 31 and every < 5:
+                g = with_gradient(f, 3)
+                yield _case(f"{kind}, gradient", g, dtype, *operands, (m, n))
 
 
 def _recurrence(xs: Any, w: Any) -> Any:
@@ -248,64 +250,66 @@ def _attention(quick: bool) -> Iterator[Case]:
 
 # --- convolutions
 
-# Of x (n, c, *spatial): how many channels out, kernel, stride, groups.
-_CONVOLUTIONS: list[tuple[Sizes, int, Sizes, int, int]] = [
-    ((8, 64, 56, 56), 64, (3, 3), 1, 64),
-    ((8, 256, 14, 14), 256, (3, 3), 1, 32),
-    ((8, 256, 14, 14), 256, (3, 3), 1, 1),
-    ((1, 64, 56, 56), 64, (3, 3), 1, 1),
-    ((1, 3, 224, 224), 32, (3, 3), 2, 1),
-    ((8, 64, 56, 56), 256, (1, 1), 1, 1),
-    ((1, 96, 14, 14), 576, (1, 1), 1, 1),  # so far the quick ones
-    ((8, 144, 28, 28), 144, (3, 3), 2, 144),
-    ((1, 384, 14, 14), 384, (3, 3), 1, 384),
-    ((8, 96, 56, 56), 96, (7, 7), 1, 96),
-    ((1, 128, 28, 28), 128, (3, 3), 1, 32),
-    ((8, 64, 56, 56), 64, (3, 3), 1, 1),
-    ((8, 128, 28, 28), 128, (3, 3), 1, 1),
-    ((8, 512, 7, 7), 512, (3, 3), 1, 1),
-    ((1, 256, 14, 14), 256, (3, 3), 1, 1),
-    ((1, 512, 7, 7), 512, (3, 3), 1, 1),
-    ((8, 128, 56, 56), 256, (3, 3), 2, 1),
-    ((1, 288, 35, 35), 384, (3, 3), 2, 1),
-    ((8, 3, 224, 224), 64, (7, 7), 2, 1),
-    ((8, 3, 224, 224), 384, (16, 16), 16, 1),
-    ((1, 48, 35, 35), 64, (5, 5), 1, 1),
-    ((1, 160, 17, 17), 192, (1, 7), 1, 1),
-    ((8, 256, 14, 14), 1024, (1, 1), 1, 1),
-    ((1, 768, 17, 17), 192, (1, 1), 1, 1),
-    ((8, 256, 56, 56), 128, (1, 1), 2, 1),
-    ((4, 1, 256, 256), 1, (5, 5), 1, 1),
-    ((8, 64, 1024), 64, (3,), 1, 1),
-    ((1, 256, 4096), 256, (9,), 1, 256),
-    ((1, 16, 16, 32, 32), 32, (3, 3, 3), 1, 1),
+# Of x (n, *spatial, c): how many channels out, kernel, stride. What is in groups, or
+# in another order, is ours without being asked.
+_CONVOLUTIONS: list[tuple[Sizes, int, Sizes, int]] = [
+    ((8, 14, 14, 256), 256, (3, 3), 1),
+    ((1, 56, 56, 64), 64, (3, 3), 1),
+    ((8, 56, 56, 64), 256, (1, 1), 1),
+    ((1, 14, 14, 96), 576, (1, 1), 1),
+    ((1, 224, 224, 3), 32, (3, 3), 2),  # so far the quick ones
+    ((8, 56, 56, 128), 256, (3, 3), 2),
+    ((8, 56, 56, 64), 64, (3, 3), 1),
+    ((8, 28, 28, 128), 128, (3, 3), 1),
+    ((8, 7, 7, 512), 512, (3, 3), 1),
+    ((1, 28, 28, 128), 128, (3, 3), 1),
+    ((1, 14, 14, 256), 256, (3, 3), 1),
+    ((1, 7, 7, 512), 512, (3, 3), 1),
+    ((1, 8, 8, 32), 32, (3, 3), 1),
+    ((1, 149, 149, 32), 64, (3, 3), 1),
+    ((1, 35, 35, 288), 384, (3, 3), 2),
+    ((8, 224, 224, 3), 64, (7, 7), 2),
+    ((8, 224, 224, 3), 384, (16, 16), 16),
+    ((1, 35, 35, 48), 64, (5, 5), 1),
+    ((1, 17, 17, 160), 192, (1, 7), 1),
+    ((8, 14, 14, 256), 1024, (1, 1), 1),
+    ((8, 14, 14, 1024), 256, (1, 1), 1),
+    ((1, 17, 17, 768), 192, (1, 1), 1),
+    ((1, 8, 8, 2048), 320, (1, 1), 1),
+    ((1, 56, 56, 24), 144, (1, 1), 1),
+    ((8, 56, 56, 256), 128, (1, 1), 2),
+    ((4, 256, 256, 1), 1, (5, 5), 1),
+    ((1, 256, 256, 3), 3, (3, 3), 1),
+    ((8, 1024, 64), 64, (3,), 1),
+    ((1, 16000, 1), 64, (10,), 5),
+    ((1, 16, 32, 32, 16), 32, (3, 3, 3), 1),
 ]
+_TYPES = [
+    ("float32", None, 1),
+    ("bfloat16", None, 1),
+    ("float16", None, 2),
+    ("int8", "int32", 4),
+]  # noqa: E501
 
 
 def _convolutions(quick: bool) -> Iterator[Case]:
-    for dtype, last, (x, out, kernel, stride, groups) in itertools.product(
-        ("float32", "bfloat16"), (False, True), _CONVOLUTIONS[: 7 if quick else None]
-    ):
-        n, c, *space = x
-        spatial = "DHW"[3 - len(space) :]
-        w: Sizes = (out, c // groups, *kernel)
-        orders = (f"NC{spatial}", f"OI{spatial}", f"NC{spatial}")
-        if last:
-            x, w = (n, *space, c), (*kernel, c // groups, out)
-            orders = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
-        f = functools.partial(
-            jl.conv_general_dilated,
-            window_strides=(stride,) * len(space),
-            padding="SAME",
-            dimension_numbers=orders,
-            feature_group_count=groups,
-        )
-        kind = f"convolution {orders[0]}, {groups} groups, stride {stride},"
-        yield _case(kind, f, dtype, x, w)
-        if dtype == "float32" and (last or not quick):
-            like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
-            y = jax.eval_shape(f, *like).shape
-            yield _case(f"{kind} gradient", with_gradient(f, 2), dtype, x, w, y)
+    for dtype, result, every in _TYPES[: 2 if quick else None]:
+        for x, out, kernel, stride in _CONVOLUTIONS[: 5 if quick else None : every]:
+            space = "DHW"[-len(kernel) :]
+            f = functools.partial(
+                jl.conv_general_dilated,
+                window_strides=(stride,) * len(kernel),
+                padding="SAME",
+                dimension_numbers=(f"N{space}C", f"{space}IO", f"N{space}C"),
+                preferred_element_type=result,
+            )
+            w: Sizes = (*kernel, x[-1], out)
+            kind = f"convolution, stride {stride},"
+            yield _case(kind, f, dtype, x, w)
+            if result is None:
+                like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
+                y = jax.eval_shape(f, *like).shape
+                yield _case(f"{kind} gradient", with_gradient(f, 2), dtype, x, w, y)
 
 
 # --- what moves and sums
@@ -332,7 +336,7 @@ _PERMUTES: list[tuple[Sizes, Sizes]] = [
 
 
 def _permutes(quick: bool) -> Iterator[Case]:
-    wanted = {"float32": 1, "bfloat16": 1, "uint8": 3, "float64": 3}  # every which
+    wanted = {"float32": 1, "bfloat16": 1, "uint8": 3, "float64": 3, "complex128": 5}
     sizes = [1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 25]
     if quick:
         wanted, sizes = {"float32": 2, "bfloat16": 4}, [1 << 16, 1 << 20, 1 << 24]
@@ -380,8 +384,14 @@ def _add(x: Any, source: Any, i: Any, *, axis: int) -> Any:
 
 def _rows(quick: bool) -> Iterator[Case]:
     """Rows selected by index, the gradient of that, and rows added."""
-    for dtype, (shape, axis, count) in itertools.product(
-        ("float32", "bfloat16"), _ROWS_OF[: 4 if quick else None]
+    wanted = {"float32": 1, "bfloat16": 1, "float64": 3, "float16": 3, "uint8": 3,
+              "int32": 5, "complex64": 5, "complex128": 5}  # fmt: skip
+    if quick:
+        wanted = {"float32": 1, "bfloat16": 2}
+    for dtype, (shape, axis, count) in (
+        (dtype, row)
+        for dtype, every in wanted.items()
+        for row in _ROWS_OF[: 4 if quick else None : every]
     ):
         extent = shape[axis]
         selected = (*shape[:axis], count, *shape[axis + 1 :])
@@ -439,7 +449,7 @@ def _norm(kind: str, f: Function, dtype: str, x: Sizes, size: int) -> Iterator[C
 
 def _matrix_sums(quick: bool) -> Iterator[Case]:
     sizes = [256, 1024, 64, 512, 2048]
-    dtypes = ["float32", "bfloat16", "float64", "complex64"]
+    dtypes = ["float32", "bfloat16", "float64", "complex64", "complex128"]
     if quick:
         sizes, dtypes = sizes[:2], dtypes[:1]
     for dtype, n, other in itertools.product(dtypes, sizes, (False, True)):

@@ -15,6 +15,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ from jax_layout.tune.cases import Case
 # Work -> method -> XLA's time over the method's.
 Points = dict[Work, dict[str, float]]
 
-# A case with smaller operands runs in a loop, over so many bytes of them.
+# A case with smaller operands and results runs in a loop, over so many bytes of them.
 _SHORT = 1 << 20
 _STACK = 8 << 20
 _STEPS = 4, 64
@@ -137,11 +138,12 @@ def measure_case(case: Case, timing: Timing) -> tuple[Points, list[str]]:
             variants[method, work] = lowered, ran
     if not variants:
         return {}, []
-    plain = baseline.compile()
+    programs = [baseline, *(lowered for lowered, _ in variants.values())]
+    with ThreadPoolExecutor() as pool:
+        plain, *others = pool.map(lambda lowered: lowered.compile(), programs)
     expected = jax.device_get(plain(*sets[0]))
     runs, wrong = {}, []
-    for key, (lowered, _) in variants.items():
-        compiled = lowered.compile()
+    for key, compiled in zip(variants, others, strict=True):
         if apart := difference(jax.device_get(compiled(*sets[0])), expected):
             wrong.append(f"{key[0]}: {apart}")
         else:
@@ -160,10 +162,10 @@ def _program(case: Case, device: Any) -> tuple[Callable[..., Any], list[list[Any
     def put(stack: tuple[int, ...] = ()) -> list[Any]:
         return [jax.device_put(x, device) for x in case.operands(stack)]
 
-    if case.whole or case.nbytes >= _SHORT:
-        count = max(1, min(3, _SETS // case.nbytes))
-        return case.f, [put() for _ in range(count)]
-    steps = min(max(_STACK // max(case.nbytes, 1), _STEPS[0]), _STEPS[1])
+    nbytes = case.nbytes()
+    if case.whole or nbytes >= _SHORT:
+        return case.f, [put() for _ in range(max(1, min(3, _SETS // nbytes)))]
+    steps = min(max(_STACK // nbytes, _STEPS[0]), _STEPS[1])
 
     def loop(*stacked: Any) -> Any:
         return jax.lax.scan(lambda _, given: (None, case.f(*given)), None, stacked)[1]
