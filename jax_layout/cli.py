@@ -334,7 +334,7 @@ def diagnose() -> dict[str, Any]:
     import jax
 
     import jax_layout
-    from jax_layout import _backends
+    from jax_layout import _backends, choices
 
     devices = [f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()]
     running = _backends.runtime_api_version()
@@ -368,6 +368,7 @@ def diagnose() -> dict[str, Any]:
         "instruction_sets": _instruction_sets(),
         "isa": native.isa() if native else None,
         "runs": runs,
+        "choices": choices.source(),
         "ffi_runtime": list(running),
         "backends": [dataclasses.asdict(backend) for backend in backends],
         "libraries": libraries,
@@ -477,6 +478,7 @@ def _text(found: dict[str, Any]) -> str:
             why = cap if isa["processor"] == "amx" else "the processor has none"
             lines.append(f"  AMX tiles: not used, {why}")
     lines += [f"  {name}: {what}" for name, what in found["runs"].items()]
+    lines.append(f"choices: {found['choices']}")
     for b in found["backends"]:
         built = f", XLA FFI {_dotted(b['ffi_built'])}" if b["ffi_built"] else ""
         lines.append(f"backend {b['name']}: {b['state']}{built} {b['path']}".rstrip())

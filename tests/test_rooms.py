@@ -22,6 +22,7 @@ FLOORS = (
     {"optimize"},
     {"explain"},
     {"__init__"},
+    {"tune"},
     {"cli", "equinox"},
 )
 # Kernels' rooms that others may use: the operator beneath the others, and vectors.

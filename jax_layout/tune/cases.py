@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jax_layout as jl
 from jax_layout.formats.tags import store, stored
+from jax_layout.plain import jnp, nn
 
 Function = Callable[..., Any]
 Sizes = tuple[int, ...]
@@ -233,7 +233,7 @@ _HEADS = ["bhsd bhtd bhst", "bshd bthd bhst"]
 
 def _attend(q: Any, k: Any, v: Any, *, orders: str) -> Any:
     of_q, of_k, of_p = orders.split()
-    p = jax.nn.softmax(jl.einsum(f"{of_q},{of_k}->{of_p}", q, k))
+    p = nn.softmax(jl.einsum(f"{of_q},{of_k}->{of_p}", q, k))
     return jl.einsum(f"{of_p},{of_k}->{of_q}", p, v)
 
 

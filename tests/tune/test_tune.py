@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What measures tables of choices: which works, right results, files, the command."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_layout as jl
+from jax_layout import choices, cli
+from jax_layout.choices import Work
+from jax_layout.tune import command
+from jax_layout.tune.cases import Case, all_cases
+from jax_layout.tune.command import run
+from jax_layout.tune.measure import Measured, Timing, measure, measure_case
+from jax_layout.tune.table import replacing, text
+
+SHORT = Timing(seconds=0.0, rounds=1, sample=0.0)
+
+
+def product(x):
+    """A call that two methods can run, one of which is wrong."""
+    method = choices.choose(Work("gemm fake", x.shape), ("oneDNN", "OpenBLAS"))
+    if method == "OpenBLAS":
+        return x + 1
+    return jnp.square(x) / x if method else x * 1
+
+
+def moved(x):
+    return -x if choices.choose(Work("permute fake", x.shape)) else 0 - x
+
+
+def case(f, *shapes, dtype="float32", **options):
+    return Case(f.__name__, f, shapes, (dtype,) * len(shapes), **options)
+
+
+TINY = [case(product, (8,)), case(moved, (4, 4))]
+
+
+@pytest.fixture
+def tiny(monkeypatch, tmp_path):
+    """The command with two cases, and a cache folder of its own."""
+    monkeypatch.setattr(command, "all_cases", lambda quick: TINY)
+    monkeypatch.setattr(choices, "user_path", lambda: tmp_path / "cache" / "table.json")
+    return tmp_path
+
+
+def test_a_run_writes_a_table_that_loads(tmp_path):
+    path = tmp_path / "new" / "table.json"
+    outcome = run(path, cases=TINY, timing=SHORT)
+    cases = choices.load(path).cases
+    assert set(cases) == {"gemm fake", "permute fake"}
+    assert set(cases["gemm fake"][8,]) == {"oneDNN"}
+    assert set(cases["permute fake"][4, 4]) == {"ours"}
+    assert (outcome.path, outcome.works) == (str(path), 2)
+    choices.check_here(choices.load(path), path)
+    assert json.loads(path.read_text())["jax"] == jax.__version__
+
+
+def test_a_method_with_a_wrong_result_is_reported_and_not_in_the_table(tmp_path):
+    outcome = run(tmp_path / "table.json", cases=TINY, timing=SHORT)
+    (failure,) = outcome.failures
+    assert failure.startswith("product: OpenBLAS: wrong result, off by 1")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda y: y.at[3].add(1e-2),  # a single one
+        lambda y: y.at[3].set(jnp.nan),
+        lambda y: y.astype("float16"),
+        lambda y: y[:-1],
+    ],
+)
+def test_a_result_that_is_off_in_one_element_is_wrong(wrong):
+    def f(x):
+        return wrong(x) if choices.choose(Work("permute fake", x.shape)) else x
+
+    points, failures = measure_case(case(f, (1 << 12,)), SHORT)
+    assert not points and len(failures) == 1
+
+
+def test_rounding_is_not_wrong():
+    def f(x):
+        ours = choices.choose(Work("permute fake", x.shape))
+        return x * (1 + 2**-22) if ours else x
+
+    points, failures = measure_case(case(f, (64,)), SHORT)
+    assert set(points) == {Work("permute fake", (64,))} and not failures
+
+
+def test_a_case_that_raises_is_reported_and_the_next_one_measured():
+    def broken(x):
+        raise RuntimeError("no\nmore")
+
+    found = measure([case(broken, (2,)), case(moved, (2,))], SHORT)
+    assert found.failures == ["broken: RuntimeError: no"]
+    assert set(found.points) == {Work("permute fake", (2,))}
+
+
+def test_calls_take_ours_one_at_a_time_unless_they_are_one_pattern(monkeypatch):
+    first, second = Work("geam fake", (4,)), Work("permute fake", (4,))
+
+    def both(x):
+        y = x if choices.choose(first) else 0 + x
+        return -y if choices.choose(second) else 0 - y
+
+    def tried(**options):
+        forced = []
+        before = choices.forced
+        with monkeypatch.context() as patch:
+            spy = lambda *given: forced.append(given) or before(*given)  # noqa: E731
+            patch.setattr(choices, "forced", spy)
+            points, _ = measure_case(case(both, (4,), **options), SHORT)
+        assert set(points) == {first, second}
+        return forced
+
+    assert tried() == [("lax", None), ("ours", first), ("ours", second)]
+    assert tried(together=True) == [("lax", None), ("ours", None)]
+
+
+def test_what_changes_nothing_is_not_a_point():
+    def f(x):
+        choices.choose(Work("permute fake", x.shape))
+        return x + 1
+
+    assert measure_case(case(f, (4,)), SHORT) == ({}, [])
+
+
+def test_the_least_ratio_of_all_who_ask_counts():
+    found, work = Measured(), Work("gemm fake", (1,))
+    found.add({work: {"oneDNN": 2.0, "OpenBLAS": 0.5}})
+    found.add({work: {"oneDNN": 0.9}})
+    found.add({Work("permute fake", (1,)): {"ours": 1.5}})
+    assert found.points[work] == {"oneDNN": 0.9, "OpenBLAS": 0.5}
+    assert found.ours == 1
+
+
+def test_a_table_is_sorted_with_a_point_to_a_line():
+    points = {
+        Work("permute 4", (64, 8)): {"ours": 1.23456},
+        Work("gemm x", (2,)): {"oneDNN": 1.0, "AMX": 2.0},
+        Work("permute 4", (8, 64)): {"ours": 0.5},
+    }
+    lines = text(points).splitlines()
+    assert lines[-9:] == [
+        '  "gemm x": [',
+        '   [[2], {"AMX": 2.0, "oneDNN": 1.0}]',
+        "  ],",
+        '  "permute 4": [',
+        '   [[8, 64], {"ours": 0.5}],',
+        '   [[64, 8], {"ours": 1.235}]',
+        "  ]",
+        " }",
+        "}",
+    ]
+    assert text(dict(reversed(points.items()))) == text(points)
+
+
+def test_the_same_file_gives_the_same_choices(tmp_path, monkeypatch):
+    path = tmp_path / "table.json"
+    run(path, cases=TINY, timing=SHORT)
+    table = choices.load(path)
+    again = tmp_path / "again.json"
+    again.write_text(path.read_text())
+    work = Work("gemm fake", (16,))
+    ratio = choices.load(again).ratio(work, "oneDNN")
+    assert ratio == table.ratio(work, "oneDNN") is not None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_run_leaves_the_file_as_it_was(tmp_path, error):
+    path = tmp_path / "table.json"
+    path.write_text("before")
+    with pytest.raises(error), replacing(path) as file:
+        file.write("half")
+        raise error
+    assert path.read_text() == "before"
+    assert [each.name for each in tmp_path.iterdir()] == ["table.json"]
+
+
+def test_every_kernel_of_ours_is_measured():
+    """By the operators that the quick cases are made of; the rest is always ours."""
+    wanted = {
+        name
+        for name, op in jl.operators().items()
+        if op.kernel is not None and "cpu" in op.platforms
+    }
+    found = set()
+    for each in all_cases(quick=True):
+        pairs = zip(each.shapes, each.dtypes, strict=True)
+        given = [jax.ShapeDtypeStruct(*pair) for pair in pairs]
+        found |= {
+            eqn.primitive.name for eqn in equations(jax.make_jaxpr(each.f)(*given))
+        }
+    fused = {"conv_fused", "conv_packed"}  # asked about as conv_y is
+    never = {"conv_w"}  # always ours
+    assert wanted - found <= fused | never
+    assert wanted >= fused
+
+
+def equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in jax.tree.leaves(list(eqn.params.values())):
+            if isinstance(value, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr):
+                yield from equations(value)
+
+
+def test_cases_have_names_of_their_own_and_the_quick_ones_are_few():
+    names = [each.name for each in all_cases()]
+    assert len(set(names)) == len(names)
+    assert len(all_cases(quick=True)) < len(names) / 4
+
+
+# --- the command
+
+
+def test_tune_writes_where_it_is_read(tiny, capsys):
+    assert cli.main(["tune", "--quick"]) == 1  # one method is wrong
+    path = tiny / "cache" / "table.json"
+    assert set(choices.load(path).cases) == {"gemm fake", "permute fake"}
+    printed = capsys.readouterr()
+    assert f"profile {choices.profile()}" in printed.err
+    assert "[2/2] moved" in printed.err
+    assert "failed: product: OpenBLAS: wrong result" in printed.out
+    assert f"written to {path}" in printed.out
+    assert "2 kinds and sizes of calls" in printed.out
+
+
+def test_tune_json_and_output(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(command, "all_cases", lambda quick: TINY[1:])
+    path = tiny / "mine.json"
+    assert cli.main(["tune", "--json", "--output", str(path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["path"] == str(path) and found["works"] == 1
+    assert found["failures"] == []
+    jl.use_choices(path)
+    jl.use_choices(None)
+
+
+def test_tune_says_what_cannot_be_written_before_it_measures(tiny, capsys, monkeypatch):
+    (tiny / "file").write_text("")
+    monkeypatch.setattr(command, "measure", lambda *_: pytest.fail("measured"))
+    path = tiny / "file" / "table.json"
+    assert cli.main(["tune", "--output", str(path)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith(f"jax-layout tune: {path} cannot be written")
+
+
+def test_tune_that_is_interrupted_leaves_no_file(tiny, capsys, monkeypatch):
+    def interrupted(x):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "all_cases", lambda quick: [case(interrupted, (2,))])
+    assert cli.main(["tune"]) == 1
+    assert "interrupted" in capsys.readouterr().err
+    assert not list((tiny / "cache").iterdir())
+
+
+def test_doctor_names_the_choices(capsys):
+    assert cli.main(["doctor"]) == 0
+    assert "choices: kernels" in capsys.readouterr().out
