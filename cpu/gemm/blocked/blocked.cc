@@ -236,36 +236,17 @@ Product::Operands Product::Step(int64_t step) const {
 
 void Product::PackA(const Operands& at, int64_t row, int64_t rows,
                     float* to) const {
-  BlockedPack pack = {};
-  pack.type = problem_.operands;
-  pack.ld = plan_.a.ld;
-  pack.along = !plan_.a.transposed;
-  pack.k = k_;
-  const int64_t tiles = CeilDiv(rows, kernels_.rows);
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const auto [first, count] = RowsOfTile(rows, tiles, tile);
-    pack.from = at.a + (row + first) * panel_.a_row * in_;
-    pack.width = count;
-    pack.to = to + tile * a_panel_;
-    pack.stride = PanelStride(count, kernels_.lanes);
-    kernels_.pack(pack);
-  }
+  kernels_.pack({problem_.operands, at.a + row * panel_.a_row * in_,
+                 plan_.a.ld, !plan_.a.transposed, rows, k_, true, to,
+                 a_panel_});
 }
 
 void Product::PackB(const Operands& at, int64_t col, int64_t cols,
                     float* to) const {
-  BlockedPack pack = {};
-  pack.type = problem_.operands;
-  pack.ld = plan_.b.ld;
-  pack.along = plan_.b.transposed;
-  pack.k = k_;
-  pack.stride = kernels_.cols;
-  for (int64_t j = 0; j < cols; j += kernels_.cols) {
-    pack.from = at.b + (col + j) * (plan_.b.transposed ? plan_.b.ld : 1) * in_;
-    pack.width = std::min(kernels_.cols, cols - j);
-    pack.to = to + j * k_;
-    kernels_.pack(pack);
-  }
+  kernels_.pack({problem_.operands,
+                 at.b + col * (plan_.b.transposed ? plan_.b.ld : 1) * in_,
+                 plan_.b.ld, plan_.b.transposed, cols, k_, false, to,
+                 k_ * kernels_.cols});
 }
 
 void Product::RunUnit(const Unit& u, float* a, float* sums) const {

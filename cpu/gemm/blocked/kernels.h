@@ -26,15 +26,16 @@
 
 namespace jax_layout {
 
-// `width` rows of a or columns of b, to a panel.
+// Rows of a or columns of b, to panels.
 struct BlockedPack {
   DType type;
   const void* from;
   int64_t ld;
   bool along;  // k is contiguous, else the rows or columns are
   int64_t width, k;
+  bool rows;  // panels of tiles' rows (RowsOfTile()), else of their columns
   float* to;
-  int64_t stride;  // from one k to the next in the panel
+  int64_t panel;  // from one panel to the next
 };
 
 // A panel of b, times some rows of a: a part of y.
@@ -89,47 +90,83 @@ JAX_LAYOUT_INLINE constexpr int64_t PanelStride(int64_t rows, int64_t lanes) {
   return rows <= lanes ? rows : (rows + lanes - 1) / lanes * lanes;
 }
 
+// A panel's place among what is packed.
+struct PanelPlace {
+  int64_t first, width;
+  int64_t stride;  // from one k to the next
+};
+
+template <class V>
+JAX_LAYOUT_INLINE PanelPlace PlaceOf(const BlockedPack& p, int64_t panels,
+                                     int64_t i) {
+  constexpr int64_t kCols = V::kTileVectors * V::kLanes;
+  if (p.rows) {
+    const auto [first, count] = RowsOfTile(p.width, panels, i);
+    return {first, count, PanelStride(count, V::kLanes)};
+  }
+  return {i * kCols, Least(kCols, p.width - i * kCols), kCols};
+}
+
+// Rows of panels next to each other, so that long pieces of the operand's rows
+// are read.
 template <class V, class T>
-void PackOf(const BlockedPack& p) {
+void PackAcross(const BlockedPack& p, int64_t panels) {
+  constexpr int64_t kLanes = V::kLanes;
+  constexpr int64_t kAhead = 8;  // rows that are asked for
+  for (int64_t q = 0; q < p.k; ++q) {
+    const T* row = static_cast<const T*>(p.from) + q * p.ld;
+    // Of what follows a row in memory, whole vectors may have some.
+    const bool whole = (p.k - 1 - q) * p.ld >= kLanes;
+    for (int64_t i = 0; i < panels; ++i) {
+      const auto [first, width, stride] = PlaceOf<V>(p, panels, i);
+      float* to = p.to + i * p.panel + q * stride;
+      for (int64_t j = 0; j < width; j += kLanes) {
+        const int n = whole ? kLanes : Least(kLanes, width - j);
+        __builtin_prefetch(row + kAhead * p.ld + first + j);
+        V::Store(to + j, V::Load(row + first + j, n));
+      }
+    }
+  }
+}
+
+template <class V, class T>
+void PackAlong(const BlockedPack& p, int64_t panels) {
   using Reg = typename V::Reg;
   constexpr int64_t kLanes = V::kLanes;
-  const T* x = static_cast<const T*>(p.from);
-  if (!p.along) {
-    for (int64_t q = 0; q < p.k; ++q) {
-      const T* row = x + q * p.ld;
-      // Of what follows a row in memory, whole vectors may have some.
-      const bool whole = (p.k - 1 - q) * p.ld >= kLanes;
-      for (int64_t j = 0; j < p.width; j += kLanes) {
-        const int n = whole ? kLanes : Least(kLanes, p.width - j);
-        V::Store(p.to + q * p.stride + j, V::Load(row + j, n));
-      }
-    }
-    return;
-  }
-  for (int64_t j = 0; j < p.width; j += kLanes) {
-    const int64_t rows = Least(kLanes, p.width - j);
-    for (int64_t q = 0; q < p.k; q += kLanes) {
-      const T* from = x + j * p.ld + q;
-      float* to = p.to + q * p.stride + j;
-      const int n = static_cast<int>(Least(kLanes, p.k - q));
-      Reg r[kLanes];
-      if (rows == kLanes && n == kLanes) {
+  for (int64_t i = 0; i < panels; ++i) {
+    const auto [first, width, stride] = PlaceOf<V>(p, panels, i);
+    for (int64_t j = 0; j < width; j += kLanes) {
+      const int64_t rows = Least(kLanes, width - j);
+      for (int64_t q = 0; q < p.k; q += kLanes) {
+        const T* from = static_cast<const T*>(p.from) + (first + j) * p.ld + q;
+        float* to = p.to + i * p.panel + q * stride + j;
+        const int n = static_cast<int>(Least(kLanes, p.k - q));
+        Reg r[kLanes];
+        if (rows == kLanes && n == kLanes) {
 #pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) r[i] = V::Load(from + i * p.ld);
-      } else {
-        for (int i = 0; i < kLanes; ++i) {
-          r[i] = i < rows ? V::Load(from + i * p.ld, n) : V::Zero();
+          for (int l = 0; l < kLanes; ++l) r[l] = V::Load(from + l * p.ld);
+        } else {
+          for (int l = 0; l < kLanes; ++l) {
+            r[l] = l < rows ? V::Load(from + l * p.ld, n) : V::Zero();
+          }
+        }
+        V::Transpose(r);
+        if (n == kLanes) {
+#pragma GCC unroll 16
+          for (int l = 0; l < kLanes; ++l) V::Store(to + l * stride, r[l]);
+        } else {
+          for (int l = 0; l < n; ++l) V::Store(to + l * stride, r[l]);
         }
       }
-      V::Transpose(r);
-      if (n == kLanes) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) V::Store(to + i * p.stride, r[i]);
-      } else {
-        for (int i = 0; i < n; ++i) V::Store(to + i * p.stride, r[i]);
-      }
     }
   }
+}
+
+template <class V, class T>
+void PackOf(const BlockedPack& p) {
+  const int64_t most = p.rows ? V::kTileRows : V::kTileVectors * V::kLanes;
+  const int64_t panels = (p.width + most - 1) / most;
+  p.along ? PackAlong<V, T>(p, panels) : PackAcross<V, T>(p, panels);
 }
 
 template <class V>
