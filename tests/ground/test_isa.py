@@ -22,6 +22,7 @@ KERNELS = {
     "permute": ("portable", "avx2", "avx512"),
     "epilogue": ("portable", "avx2", "avx512"),
     "matrix-vector": ("avx2", "avx512"),
+    "blocked": ("avx2", "avx512"),
     "depthwise": ("portable", "avx2", "avx512"),
     "grouped": ("portable", "avx2", "avx512"),
     "winograd": ("avx2", "avx512"),
@@ -175,20 +176,19 @@ def test_level(level):
     assert told["ran"] == want
 
     runs, targets = told["found"]["runs"], told["targets"]
-    libraries = [runs["float32 products"], runs["other convolutions"]]
     onednn = targets["oneDNN"].removeprefix("cpu_isa_")
-    if best in ONEDNN:
-        assert runs["bfloat16 products"] == f"oneDNN ({onednn})"
-    else:
-        assert runs["bfloat16 products"] == "AMX"
+    library = f"oneDNN ({onednn})"
+    blocked = f"blocked ({want['blocked']})" if want["blocked"] else library
+    assert runs["float32 products"] == runs["float16 products"] == blocked
+    assert runs["bfloat16 products"] == ("AMX" if best == "amx" else blocked)
     if level == best in ONEDNN:  # else oneDNN takes all that the processor has
         assert onednn in ONEDNN[best]
         for above in ("avx2", "avx512", "bf16", "amx"):
             if above not in onednn:
                 assert not [name for name in told["conv"] if above in name]
-    assert libraries == [f"oneDNN ({onednn})"] * 2
+    assert runs["other convolutions"] == library
     without_vnni = onednn in ("sse41", "avx", "avx2", "avx512_core")
-    exact = "plain jax.lax" if without_vnni else libraries[0]
+    exact = "plain jax.lax" if without_vnni else library
     assert runs["int8 products"] == exact
     assert targets["OpenBLAS"] in OPENBLAS.get(best, targets["OpenBLAS"])
     assert runs["float64 products"] == f"OpenBLAS ({targets['OpenBLAS']})"
