@@ -23,7 +23,7 @@ constexpr int64_t kTaskWork = 2 << 20;
 // A few tasks per thread even out what else the machine does.
 constexpr int64_t kTasksPerThread = 4;
 // Of packed b at a time.
-constexpr int64_t kPackedBytes = 16 << 20;
+constexpr int64_t kPackedBytes = 8 << 20;
 // Panels that are packed together: longer pieces of rows are read.
 constexpr int64_t kGroup = 4;
 // Operands of so many bytes are read where they are: packing would cost more
@@ -108,7 +108,7 @@ Blocks ChooseBlocks(const GemmProblem& problem, const BlockedKernels& kernels,
   }
   if (steps == 1) {
     b.down = std::max(b.down, CeilDiv(plan.m, b.rows));
-    if (b.down > 1) b.down = std::min(RoundUp(b.down, threads), plan.m);
+    if (b.down > threads) b.down = std::min(RoundUp(b.down, threads), plan.m);
   }
   b.shared = !b.b_direct && b.down > 1;
   return b;
@@ -236,9 +236,8 @@ Product::Operands Product::Step(int64_t step) const {
 
 void Product::PackA(const Operands& at, int64_t row, int64_t rows,
                     float* to) const {
-  kernels_.pack({problem_.operands, at.a + row * panel_.a_row * in_,
-                 plan_.a.ld, !plan_.a.transposed, rows, k_, true, to,
-                 a_panel_});
+  kernels_.pack({problem_.operands, at.a + row * panel_.a_row * in_, plan_.a.ld,
+                 !plan_.a.transposed, rows, k_, true, to, a_panel_});
 }
 
 void Product::PackB(const Operands& at, int64_t col, int64_t cols,
