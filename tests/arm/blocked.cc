@@ -30,9 +30,9 @@ void CheckBlocked() {
       for (DType result : {type, DType::kF32}) {
         c.type = type;
         c.result = result;
-        for (int64_t m : {1, 5, 8, 15, 33}) {
-          for (int64_t n : {1, 3, 8, 12, 13, 50}) {
-            for (int64_t k : {1, 4, 7, 19}) {
+        for (int64_t m : {1, 5, 8, 33}) {
+          for (int64_t n : {1, 8, 13, 50}) {
+            for (int64_t k : {1, 4, 19}) {
               c.alpha = random.Of({1., 2., 0.});
               c.beta = random.Of({0., -1.});
               c.bias = c.a.size() == 2 && random.Flip();
@@ -45,12 +45,12 @@ void CheckBlocked() {
             }
           }
         }
-        // Past a block of k and of rows, and more than a group of panels.
+        // Past a block of k.
         c.alpha = 1;
         c.beta = 0;
         c.activation = c.derivative = "none";
         c.bias = c.aux = false;
-        CheckSizes(c, 100, 70, 600);
+        if (c.a.size() == 2) CheckSizes(c, 20, 30, 600);
       }
     }
   }

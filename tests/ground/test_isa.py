@@ -140,8 +140,9 @@ for name, want in plain.items():
     got, want = (np.asarray(value, np.float64) for value in (ours[name], want))
     np.testing.assert_allclose(got, want, rtol=loose, atol=loose * 10, err_msg=name)
 with jax.enable_x64(True):
-    got = jax.jit(jl.gemm)(f64, f64)
-np.testing.assert_allclose(got, f64 @ f64, rtol=1e-12, atol=1e-10)
+    got = jax.jit(lambda x: jl.linear(x, x, activation="relu"))(f64)
+want = np.maximum(f64 @ f64.T, 0)
+np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-10)
 
 native = _backends.module("cpu")
 found = cli.diagnose()
