@@ -424,6 +424,7 @@ def _runs(native: Any) -> dict[str, str]:
         if target
     }
     kernels = {name: kind["level"] for name, kind in native.kernels().items()}
+    libraries["blocked"] = f"blocked ({kernels['blocked']})"
     runs = {"permute": kernels["permute"]}
     for dtype in ("float32", "bfloat16", "float16", "int8", "float64"):
         methods = native.gemm_methods(

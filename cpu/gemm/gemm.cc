@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cpu/gemm/amx/amx.h"
+#include "cpu/gemm/blocked/blocked.h"
 #include "cpu/gemm/libraries.h"
 #include "cpu/gemm/matvec/matvec.h"
 #include "cpu/gemm/tiles.h"
@@ -34,6 +35,7 @@ struct GemmMethod {
 constexpr GemmMethod kMethods[] = {
     {"matrix-vector", MatvecSupports, ChooseAtOnce<GemmMatvec>},
     {"AMX", AmxSupports, ChooseAtOnce<GemmAmx>},
+    {"blocked", BlockedSupports, ChooseAtOnce<GemmBlocked>},
     {"oneDNN", OnednnSupports, ChooseOnednn},
     {"OpenBLAS", OpenblasSupports, ChooseOpenblas},
 };

@@ -16,6 +16,8 @@ struct Avx2Floats {
   using Reg = __m256;
   static constexpr int kLanes = 8;
   static constexpr int kRegisters = 16;
+  static constexpr int kTileRows = 6, kTileVectors = 2;
+  static constexpr bool kMasks = false;
 
   static JAX_LAYOUT_INLINE Reg Zero() { return _mm256_setzero_ps(); }
   static JAX_LAYOUT_INLINE Reg Set(float x) { return _mm256_set1_ps(x); }
@@ -93,6 +95,28 @@ struct Avx2Floats {
         _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+  }
+  static JAX_LAYOUT_INLINE void Transpose(Reg* r) {
+    Reg t[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+      t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+      t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    // Now r[4 i + j], half l: column 4 l + j of rows 4 i to 4 i + 3.
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+      r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+      r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+      r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+      r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const Reg low = r[j], high = r[4 + j];
+      r[j] = _mm256_permute2f128_ps(low, high, 0x20);
+      r[4 + j] = _mm256_permute2f128_ps(low, high, 0x31);
+    }
   }
 };
 

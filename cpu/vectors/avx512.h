@@ -15,6 +15,8 @@ struct Avx512Floats {
   using Reg = __m512;
   static constexpr int kLanes = 16;
   static constexpr int kRegisters = 32;
+  static constexpr int kTileRows = 14, kTileVectors = 2;
+  static constexpr bool kMasks = true;
 
   static JAX_LAYOUT_INLINE Reg Zero() { return _mm512_setzero_ps(); }
   static JAX_LAYOUT_INLINE Reg Set(float x) { return _mm512_set1_ps(x); }
@@ -90,6 +92,43 @@ struct Avx512Floats {
     return r * (Set(2.f) - v * r);
   }
   static JAX_LAYOUT_INLINE float Sum(Reg v) { return _mm512_reduce_add_ps(v); }
+  static JAX_LAYOUT_INLINE Reg LowPairs(Reg a, Reg b) {
+    return _mm512_castpd_ps(
+        _mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  }
+  static JAX_LAYOUT_INLINE Reg HighPairs(Reg a, Reg b) {
+    return _mm512_castpd_ps(
+        _mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  }
+  static JAX_LAYOUT_INLINE void Transpose(Reg* r) {
+    Reg t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+      t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+      t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    // Now r[4 i + j], quarter l: column 4 l + j of rows 4 i to 4 i + 3.
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+      r[i] = LowPairs(t[i], t[i + 2]);
+      r[i + 1] = HighPairs(t[i], t[i + 2]);
+      r[i + 2] = LowPairs(t[i + 1], t[i + 3]);
+      r[i + 3] = HighPairs(t[i + 1], t[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const Reg a = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x88);
+      const Reg b = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xdd);
+      const Reg c = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x88);
+      const Reg d = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xdd);
+      t[j] = _mm512_shuffle_f32x4(a, c, 0x88);
+      t[4 + j] = _mm512_shuffle_f32x4(b, d, 0x88);
+      t[8 + j] = _mm512_shuffle_f32x4(a, c, 0xdd);
+      t[12 + j] = _mm512_shuffle_f32x4(b, d, 0xdd);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) r[i] = t[i];
+  }
 };
 
 }  // namespace

@@ -8,12 +8,15 @@
 //
 //   Reg, kLanes            with + - * of the compiler, contracted to FMAs
 //   kRegisters             of the processor
+//   kTileRows, kTileVectors  of sums that leave it registers to multiply with
+//   kMasks                 whether parts of vectors are loaded at no cost
 //   Load(p, n), Store      n <= kLanes elements, as f32; all without n
 //   Max, Min               the second where either is NaN
 //   WherePositive(x, z)    z where x > 0, else 0
 //   Round, TimesTwoTo      to the nearest integer; x * 2^n for such n
 //   Reciprocal             to f32 accuracy
 //   Sum                    of the lanes
+//   Transpose              kLanes vectors, as the rows of a matrix
 #ifndef JAX_LAYOUT_CPU_GEMM_EPILOGUE_H_
 #define JAX_LAYOUT_CPU_GEMM_EPILOGUE_H_
 

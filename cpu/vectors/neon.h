@@ -16,6 +16,8 @@ struct NeonFloats {
   using Reg = float32x4_t;
   static constexpr int kLanes = 4;
   static constexpr int kRegisters = 32;
+  static constexpr int kTileRows = 8, kTileVectors = 3;
+  static constexpr bool kMasks = false;
 
   static JAX_LAYOUT_INLINE Reg Zero() { return vdupq_n_f32(0); }
   static JAX_LAYOUT_INLINE Reg Set(float x) { return vdupq_n_f32(x); }
@@ -83,6 +85,16 @@ struct NeonFloats {
   }
   static JAX_LAYOUT_INLINE Reg Reciprocal(Reg v) { return Set(1.f) / v; }
   static JAX_LAYOUT_INLINE float Sum(Reg v) { return vaddvq_f32(v); }
+  static JAX_LAYOUT_INLINE void Transpose(Reg* r) {
+    const float32x4x2_t low = vzipq_f32(r[0], r[2]);
+    const float32x4x2_t high = vzipq_f32(r[1], r[3]);
+    const float32x4x2_t first = vzipq_f32(low.val[0], high.val[0]);
+    const float32x4x2_t last = vzipq_f32(low.val[1], high.val[1]);
+    r[0] = first.val[0];
+    r[1] = first.val[1];
+    r[2] = last.val[0];
+    r[3] = last.val[1];
+  }
 };
 
 }  // namespace

@@ -193,6 +193,7 @@ void CheckDepthwise();
 void CheckGrouped();
 void CheckWinograd();
 void CheckMatvec();
+void CheckBlocked();
 void CheckFinish();
 void CheckMoments();
 void CheckIndex();

@@ -19,7 +19,9 @@ from native import compile_program, sources
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 LEVELS = ("portable", "neon")
-CHECKS = "permute depthwise grouped winograd matvec finish moments index geam".split()
+CHECKS = (
+    "permute depthwise grouped winograd matvec blocked finish moments index geam"
+).split()
 
 
 def missing():

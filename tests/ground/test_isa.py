@@ -22,6 +22,7 @@ KERNELS = {
     "permute": ("portable", "avx2", "avx512"),
     "epilogue": ("portable", "avx2", "avx512"),
     "matrix-vector": ("avx2", "avx512"),
+    "blocked": ("avx2", "avx512"),
     "depthwise": ("portable", "avx2", "avx512"),
     "grouped": ("portable", "avx2", "avx512"),
     "winograd": ("avx2", "avx512"),
@@ -139,8 +140,9 @@ for name, want in plain.items():
     got, want = (np.asarray(value, np.float64) for value in (ours[name], want))
     np.testing.assert_allclose(got, want, rtol=loose, atol=loose * 10, err_msg=name)
 with jax.enable_x64(True):
-    got = jax.jit(jl.gemm)(f64, f64)
-np.testing.assert_allclose(got, f64 @ f64, rtol=1e-12, atol=1e-10)
+    got = jax.jit(lambda x: jl.linear(x, x, activation="relu"))(f64)
+want = np.maximum(f64 @ f64.T, 0)
+np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-10)
 
 native = _backends.module("cpu")
 found = cli.diagnose()
@@ -175,20 +177,19 @@ def test_level(level):
     assert told["ran"] == want
 
     runs, targets = told["found"]["runs"], told["targets"]
-    libraries = [runs["float32 products"], runs["other convolutions"]]
     onednn = targets["oneDNN"].removeprefix("cpu_isa_")
-    if best in ONEDNN:
-        assert runs["bfloat16 products"] == f"oneDNN ({onednn})"
-    else:
-        assert runs["bfloat16 products"] == "AMX"
+    library = f"oneDNN ({onednn})"
+    blocked = f"blocked ({want['blocked']})" if want["blocked"] else library
+    assert runs["float32 products"] == runs["float16 products"] == blocked
+    assert runs["bfloat16 products"] == ("AMX" if best == "amx" else blocked)
     if level == best in ONEDNN:  # else oneDNN takes all that the processor has
         assert onednn in ONEDNN[best]
         for above in ("avx2", "avx512", "bf16", "amx"):
             if above not in onednn:
                 assert not [name for name in told["conv"] if above in name]
-    assert libraries == [f"oneDNN ({onednn})"] * 2
+    assert runs["other convolutions"] == library
     without_vnni = onednn in ("sse41", "avx", "avx2", "avx512_core")
-    exact = "plain jax.lax" if without_vnni else libraries[0]
+    exact = "plain jax.lax" if without_vnni else library
     assert runs["int8 products"] == exact
     assert targets["OpenBLAS"] in OPENBLAS.get(best, targets["OpenBLAS"])
     assert runs["float64 products"] == f"OpenBLAS ({targets['OpenBLAS']})"

@@ -15,15 +15,19 @@ from native import SANITIZERS, check_sanitized, compile_library, sources
 
 SOURCES = sources(
     "cpu/gemm/amx/*.cc",
+    "cpu/gemm/blocked/*.cc",
     "cpu/gemm/matvec/*.cc",
+    "cpu/gemm/finish.cc",
     "cpu/isa.cc",
     "tests/products/kernels/*.cc",
 )
-METHODS = ("amx", "matvec_avx512", "matvec_avx2")
-MATVEC = METHODS[1:]
+METHODS = ("amx", "matvec_avx512", "matvec_avx2", "blocked_avx512", "blocked_avx2")
+MATVEC, BLOCKED = METHODS[1:3], METHODS[3:]
 DTYPES = (np.float32, np.float64, ml_dtypes.bfloat16, np.float16)  # as in DType
 F32, _, BF16, F16 = DTYPES
 ACTIVATIONS = ("none", "relu", "gelu")
+# What the blocked kernels are asked for where the tiles' result is of a type.
+OPERANDS = {F32: ((F32, F32), (BF16, F32), (F16, F32)), BF16: ((BF16,) * 2, (F16,) * 2)}
 EXTENTS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 129)
 PAGE = mmap.PAGESIZE
 GUARD = 0xA5
@@ -247,6 +251,22 @@ def amx(library):
     return run
 
 
+@pytest.fixture(params=["amx", *BLOCKED])
+def tiles(request, library):
+    """A function that checks a case by tiles, of the dtypes that they take in turn."""
+    need(library, request.param)
+    turns = {result: itertools.cycle(pairs) for result, pairs in OPERANDS.items()}
+
+    def run(result=BF16, **case):
+        operands = BF16
+        if request.param != "amx":
+            operands, result = next(turns[result])
+        case = Case(operands=operands, result=result, **case)
+        assert check(library, request.param, case, guarded=True)
+
+    return run
+
+
 @pytest.fixture(params=MATVEC)
 def matvec(request, library):
     """A function that checks a case with a vector in it."""
@@ -280,25 +300,25 @@ epilogues = pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
 
 @transposes
 @pytest.mark.parametrize("m", EXTENTS)
-def test_sizes(amx, m, ta, tb):
+def test_sizes(tiles, m, ta, tb):
     for i, (n, k) in enumerate(itertools.product(EXTENTS, EXTENTS)):
         result = (F32, BF16)[i % 2]
-        amx(m=m, n=n, k=k, ta=ta, tb=tb, result=result, threads=1 + i % 2)
+        tiles(m=m, n=n, k=k, ta=ta, tb=tb, result=result, threads=1 + i % 2)
 
 
 @transposes
 @pytest.mark.parametrize("result", [F32, BF16])
 @epilogues
-def test_epilogues(amx, epilogue, result, ta, tb):
+def test_epilogues(tiles, epilogue, result, ta, tb):
     for m, n, k in [(33, 65, 40), (7, 130, 64), (64, 64, 0), (70, 33, 1100)]:
-        amx(m=m, n=n, k=k, ta=ta, tb=tb, result=result, pad=(3, 1, 2), **epilogue)
+        tiles(m=m, n=n, k=k, ta=ta, tb=tb, result=result, pad=(3, 1, 2), **epilogue)
 
 
 @transposes
 @pytest.mark.parametrize("result", [F32, BF16])
-def test_sums(amx, result, ta, tb):
+def test_sums(tiles, result, ta, tb):
     for m, n, k in [(33, 65, 40), (1, 130, 64), (300, 700, 1100), (64, 32, 0)]:
-        amx(m=m, n=n, k=k, ta=ta, tb=tb, result=result, sums=True)
+        tiles(m=m, n=n, k=k, ta=ta, tb=tb, result=result, sums=True)
 
 
 # Past the sizes of blocks, of waiting sums and of non-temporal stores.
@@ -308,9 +328,9 @@ def test_sums(amx, result, ta, tb):
     [(600, 1100, 1000), (513, 530, 2100), (1100, 90, 1500), (2, 3000, 2500)],
     ids=str,
 )
-def test_blocks(amx, m, n, k, ta, tb):
-    amx(m=m, n=n, k=k, ta=ta, tb=tb, threads=3)
-    amx(m=m, n=n, k=k, ta=ta, tb=tb, bias=True, beta=1.0, aux=True, result=F32)
+def test_blocks(tiles, m, n, k, ta, tb):
+    tiles(m=m, n=n, k=k, ta=ta, tb=tb, threads=3)
+    tiles(m=m, n=n, k=k, ta=ta, tb=tb, bias=True, beta=1.0, aux=True, result=F32)
 
 
 # Few rows by many columns: past a block of columns and of k, and parts of tiles.
@@ -326,9 +346,10 @@ def test_streamed(amx, m, ta):
     amx(m=m, n=260, k=70, ta=ta, loops=((3, m * 70, 70 * 260, m * 260),))
 
 
+@pytest.mark.parametrize("method", ["amx", *BLOCKED])
 @pytest.mark.parametrize("form", ["streamed", "blocks"])
-def test_threads_do_not_change_results(library, form):
-    need(library, "amx")
+def test_threads_do_not_change_results(library, form, method):
+    need(library, method)
     m, n, k = {"streamed": (9, 3000, 200), "blocks": (70, 700, 700)}[form]
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(shape).astype(BF16) for shape in ((m, k), (k, n)))
@@ -341,8 +362,9 @@ def test_threads_do_not_change_results(library, form):
         a_, b_, y_ = (ctypes.c_void_p(x.ctypes.data) for x in (a, b, y))
         null = ctypes.c_void_p()
         assert not library.Gemm(
-            0, ctypes.byref(problem), threads, a_, b_, null, y_, null, null
-        )
+            METHODS.index(method), ctypes.byref(problem), threads,
+            a_, b_, null, y_, null, null,
+        )  # fmt: skip
         results.append(y.tobytes())
     assert len(set(results)) == 1
 
@@ -359,15 +381,15 @@ def test_aligned_large_results(library, ta, tb):
 @pytest.mark.parametrize(
     "m, n, k", [(0, 5, 3), (5, 0, 3), (0, 0, 0), (3, 4, 0)], ids=str
 )
-def test_nothing(amx, m, n, k):
-    amx(m=m, n=n, k=k)
+def test_nothing(tiles, m, n, k):
+    tiles(m=m, n=n, k=k)
 
 
 @pytest.mark.parametrize("m, n, k", [(65, 33, 40), (17, 64, 64), (100, 129, 63)])
 @transposes
-def test_leading_dimensions(amx, m, n, k, ta, tb):
+def test_leading_dimensions(tiles, m, n, k, ta, tb):
     for pad in itertools.product((0, 5, 64), repeat=3):
-        amx(m=m, n=n, k=k, ta=ta, tb=tb, pad=pad)
+        tiles(m=m, n=n, k=k, ta=ta, tb=tb, pad=pad)
 
 
 def attention(b, s, t, h, d):
@@ -384,20 +406,22 @@ def attention(b, s, t, h, d):
     "sizes", [(2, 40, 65, 3, 64), (1, 128, 128, 4, 32), (3, 5, 7, 2, 9)]
 )
 @pytest.mark.parametrize("result", [F32, BF16])
-def test_attention(amx, sizes, result):
+def test_attention(tiles, sizes, result):
     for case in attention(*sizes):
-        amx(result=result, **case)
-        amx(result=result, alpha=0.125, beta=1.0, **case)
+        tiles(result=result, **case)
+        tiles(result=result, alpha=0.125, beta=1.0, **case)
 
 
 @transposes
-def test_loops(amx, ta, tb):
+def test_loops(tiles, ta, tb):
     m, n, k = 33, 20, 50
     a, b, y = m * k, k * n, m * n
-    amx(m=m, n=n, k=k, ta=ta, tb=tb, loops=((7, a, b, y),))
-    amx(m=m, n=n, k=k, ta=ta, tb=tb, loops=((3, 0, b, 2 * y), (2, a, 0, y)), bias=False)
-    amx(m=m, n=n, k=k, ta=ta, tb=tb, loops=((5, a, 0, y),), bias=True, aux=True)
-    amx(m=m, n=n, k=k, ta=ta, tb=tb, loops=((5, a, 0, y),), derivative="gelu")
+    tiles(m=m, n=n, k=k, ta=ta, tb=tb, loops=((7, a, b, y),))
+    tiles(
+        m=m, n=n, k=k, ta=ta, tb=tb, loops=((3, 0, b, 2 * y), (2, a, 0, y)), bias=False
+    )
+    tiles(m=m, n=n, k=k, ta=ta, tb=tb, loops=((5, a, 0, y),), bias=True, aux=True)
+    tiles(m=m, n=n, k=k, ta=ta, tb=tb, loops=((5, a, 0, y),), derivative="gelu")
 
 
 def test_tiles_are_given_back(library, amx):
@@ -455,6 +479,31 @@ def test_special_values(library, activation):
         np.testing.assert_allclose(y[0], want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", BLOCKED)
+@transposes
+def test_what_is_not_finite_stays_in_its_row_and_column(library, method, ta, tb):
+    need(library, method)
+    for m, n, k in [(8, 8, 8), (29, 45, 20), (130, 300, 700)]:
+        a, b = np.ones((m, k), F32), np.ones((k, n), F32)
+        a[m // 2, k // 2], b[k // 3, n // 2], b[k // 3, -1] = np.nan, np.inf, -np.inf
+        y = np.full((m, n), np.nan, F32)
+        operands = [
+            np.ascontiguousarray(x.T if t else x) for x, t in ((a, ta), (b, tb))
+        ]
+        lds = [x.shape[1] for x in operands]
+        problem = CProblem(m, n, k, ta, lds[0], tb, lds[1], n, 0)
+        problem.alpha = 1
+        a_, b_, y_ = (ctypes.c_void_p(x.ctypes.data) for x in (*operands, y))
+        null = ctypes.c_void_p()
+        assert not library.Gemm(
+            METHODS.index(method), ctypes.byref(problem), 2,
+            a_, b_, null, y_, null, null,
+        )  # fmt: skip
+        want = np.full((m, n), k, F32)
+        want[:, n // 2], want[:, -1], want[m // 2] = np.inf, -np.inf, np.nan
+        np.testing.assert_array_equal(y, want)
+
+
 def check_under_sanitizers(path):
     """Runs, in a process with AddressSanitizer, on buffers of the exact size."""
     library = ctypes.CDLL(path)
@@ -464,7 +513,7 @@ def check_under_sanitizers(path):
         m, n, k = (int(x) for x in rng.choice(EXTENTS, 3))
         if trial % 20 == 0:
             m, n, k = 290, 700, 1090
-        if method != "amx":
+        if method in MATVEC:
             m, n = ((1, n), (m, 1))[trial % 2]
         ta, tb = TRANSPOSES[trial % 4]
         result = (F32, BF16)[trial // 4 % 2]

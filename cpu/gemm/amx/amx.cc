@@ -5,17 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <memory>
 #include <vector>
 
 #include "core/arithmetic.h"
 #include "cpu/gemm/amx/tiles.h"
+#include "cpu/gemm/scratch.h"
 #include "cpu/isa.h"
-
-#if defined(__x86_64__) && defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace jax_layout {
 
@@ -53,26 +48,6 @@ constexpr int64_t kTaskWork = 32 << 20;
 constexpr int64_t kTasksPerThread = 4;
 // y^T = b^T a^T where m is at most this, and b's rows can be read in place.
 constexpr int64_t kFewRows = 64;
-
-// A thread's scratch, kept from call to call: new memory would cost page
-// faults every time. Huge pages save misses of the TLB.
-char* Scratch(int64_t bytes) {
-  struct Free {
-    void operator()(char* p) const { std::free(p); }
-  };
-  constexpr int64_t kPage = 2 << 20;
-  thread_local std::unique_ptr<char, Free> scratch;
-  thread_local int64_t size = 0;
-  if (bytes > size) {
-    bytes = RoundUp(bytes, kPage);
-    scratch.reset(static_cast<char*>(std::aligned_alloc(kPage, bytes)));
-    size = scratch == nullptr ? 0 : bytes;
-    if (scratch != nullptr) {
-      static_cast<void>(madvise(scratch.get(), bytes, MADV_HUGEPAGE));
-    }
-  }
-  return scratch.get();
-}
 
 // The operands as tiles see them.
 struct Roles {
@@ -264,15 +239,16 @@ Status GemmAmx(const GemmProblem& problem, const GemmBuffers& buffers,
     block.stream = large && LineAligned(block.epilogue.y);
     block.pack_left = block.cols >= kPackLeftCols;
     if (problem.sums && j == 0) block.row_sums = sums.data() + i;
-    char* scratch = Scratch(right_bytes + left_bytes + waiting_bytes);
-    if (scratch == nullptr) {
+    thread_local Scratch scratch;
+    char* memory = scratch.Reserve(right_bytes + left_bytes + waiting_bytes);
+    if (memory == nullptr) {
       failed = true;
       return;
     }
-    block.packed_right = scratch;
-    block.packed_left = scratch + right_bytes;
+    block.packed_right = memory;
+    block.packed_left = memory + right_bytes;
     block.accumulators =
-        reinterpret_cast<float*>(scratch + right_bytes + left_bytes);
+        reinterpret_cast<float*>(memory + right_bytes + left_bytes);
     streamed ? RunAmxStreamed(block) : RunAmxBlock(block);
   };
 

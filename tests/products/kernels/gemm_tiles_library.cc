@@ -7,6 +7,7 @@
 
 #include "core/gemm/problem.h"
 #include "cpu/gemm/amx/amx.h"
+#include "cpu/gemm/blocked/blocked.h"
 #include "cpu/gemm/matvec/matvec.h"
 #include "tests/threads.h"
 
@@ -25,15 +26,19 @@ struct Problem {
   double alpha, beta;
 };
 
-enum Method { kAmx, kMatvecAvx512, kMatvecAvx2, kMatvec };
+enum Method { kAmx, kMatvecAvx512, kMatvecAvx2, kBlockedAvx512, kBlockedAvx2 };
+
+Isa IsaOf(int method) {
+  return method == kMatvecAvx512 || method == kBlockedAvx512 ? Isa::kAvx512
+                                                             : Isa::kAvx2;
+}
 
 // Whether the processor has what the method needs.
 int HasMethod(int method) {
   GemmProblem problem;
   problem.operands = problem.result = DType::kBF16;
   if (method == kAmx) return AmxSupports(problem);
-  if (method == kMatvecAvx512) return BestIsa() >= Isa::kAvx512;
-  return BestIsa() >= Isa::kAvx2;
+  return BestIsa() >= IsaOf(method);
 }
 
 // Whether the calling thread has no tiles configured; only with AMX.
@@ -76,11 +81,12 @@ int Gemm(int method, const Problem* p, int num_threads, const void* a,
     if (!AmxSupports(problem)) return 2;
     return GemmAmx(problem, buffers, threads).ok() ? 0 : 1;
   }
+  if (method == kBlockedAvx512 || method == kBlockedAvx2) {
+    if (!BlockedSupports(problem)) return 2;
+    return GemmBlocked(problem, buffers, threads, IsaOf(method)).ok() ? 0 : 1;
+  }
   if (!MatvecSupports(problem)) return 2;
-  const Isa isa = method == kMatvecAvx512 ? Isa::kAvx512
-                  : method == kMatvecAvx2 ? Isa::kAvx2
-                                          : BestIsa();
-  return GemmMatvec(problem, buffers, threads, isa).ok() ? 0 : 1;
+  return GemmMatvec(problem, buffers, threads, IsaOf(method)).ok() ? 0 : 1;
 }
 
 }  // extern "C"

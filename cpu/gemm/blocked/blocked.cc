@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a problem to panels of b times rows of a (see kernels.h), in tasks.
+#include "cpu/gemm/blocked/blocked.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "core/arithmetic.h"
+#include "cpu/gemm/blocked/kernels.h"
+#include "cpu/gemm/finish.h"
+#include "cpu/gemm/scratch.h"
+
+namespace jax_layout {
+namespace {
+
+// Multiply-adds worth handing to another thread, about 15 microseconds.
+constexpr int64_t kTaskWork = 2 << 20;
+// A few tasks per thread even out what else the machine does.
+constexpr int64_t kTasksPerThread = 4;
+// Of packed b at a time.
+constexpr int64_t kPackedBytes = 8 << 20;
+// Panels that are packed together: longer pieces of rows are read.
+constexpr int64_t kGroup = 4;
+// Operands of so many bytes are read where they are: packing would cost more
+// than what it saves.
+constexpr int64_t kDirectBytes = 64 << 10;
+
+const Kernels<const BlockedKernels*> kKernels("blocked",
+                                              {
+#ifdef __x86_64__
+                                                  {Isa::kAvx512,
+                                                   &kBlockedAvx512},
+                                                  {Isa::kAvx2, &kBlockedAvx2},
+#elif defined(__aarch64__)
+                                                  {Isa::kNeon, &kBlockedNeon},
+#endif
+                                              });
+
+struct Caches {
+  int64_t l1 = 32 << 10, l2 = 512 << 10;
+};
+
+const Caches& ProcessorCaches() {
+  static const Caches caches = [] {
+    Caches found;
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+    const int64_t l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+    const int64_t l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    if (l1 > 0) found.l1 = l1;
+    if (l2 > 0) found.l2 = l2;
+#endif
+    return found;
+  }();
+  return caches;
+}
+
+// How y is cut, and what is packed.
+struct Blocks {
+  int64_t k_block;
+  int64_t rows;          // whose packed panels are in L2
+  int64_t chunk_cols;    // of b that are packed at a time
+  int64_t down, across;  // units of a chunk
+  bool a_direct, b_direct;
+  bool shared;  // b is packed for all units of a chunk
+};
+
+Blocks ChooseBlocks(const GemmProblem& problem, const BlockedKernels& kernels,
+                    int64_t k, int64_t threads) {
+  const GemmPlan& plan = problem.plan;
+  const Caches& caches = ProcessorCaches();
+  const bool f32 = problem.operands == DType::kF32;
+  const int64_t steps = plan.Steps(), deep = std::max<int64_t>(1, k);
+  Blocks b;
+  // A panel of b takes two thirds of L1.
+  const int64_t k_most =
+      std::clamp<int64_t>(caches.l1 * 2 / 3 / (kernels.cols * 4), 128, 512);
+  b.k_block = CeilDiv(deep, CeilDiv(deep, k_most));
+  b.rows = std::max(caches.l2 / 2 / (deep * 4), 4 * kernels.rows);
+  b.a_direct = f32 && plan.n <= 4 * kernels.cols &&
+               (plan.a.transposed ? k : plan.m) * plan.a.ld * 4 <= kDirectBytes;
+  b.b_direct =
+      f32 && !plan.b.transposed &&
+      (kernels.masks || plan.n % kernels.lanes == 0) &&
+      (k * plan.b.ld * 4 <= kDirectBytes || plan.m <= 2 * kernels.rows);
+  b.chunk_cols = plan.n;
+  if (!b.b_direct) {
+    const int64_t group = kGroup * kernels.cols;
+    const int64_t most =
+        std::max<int64_t>(1, kPackedBytes / (deep * 4) / group) * group;
+    b.chunk_cols = RoundUp(CeilDiv(plan.n, CeilDiv(plan.n, most)), group);
+    b.chunk_cols = std::min(b.chunk_cols, plan.n);
+  }
+  const int64_t work = plan.m * b.chunk_cols * std::max<int64_t>(32, k);
+  const int64_t wanted =
+      CeilDiv(std::min(threads * kTasksPerThread,
+                       std::max<int64_t>(1, work * steps / kTaskWork)),
+              steps);
+  b.down = std::clamp<int64_t>(plan.m / (4 * kernels.rows), 1, wanted);
+  b.across = 1;
+  if (b.down < std::min(wanted, 2 * threads)) {
+    b.across = std::clamp<int64_t>(b.chunk_cols / (kGroup * kernels.cols), 1,
+                                   CeilDiv(wanted, b.down));
+  }
+  if (steps == 1) {
+    b.down = std::max(b.down, CeilDiv(plan.m, b.rows));
+    if (b.down > threads) b.down = std::min(RoundUp(b.down, threads), plan.m);
+  }
+  b.shared = !b.b_direct && b.down > 1;
+  return b;
+}
+
+// Which groups of packed panels are there. Whoever needs one first packs it;
+// the others wait no longer than that takes.
+class Groups {
+ public:
+  explicit Groups(int64_t count)
+      : states_(std::make_unique<std::atomic<int>[]>(count)) {}
+
+  template <class Make>
+  void Need(int64_t group, const Make& make) {
+    std::atomic<int>& state = states_[group];
+    if (state.load(std::memory_order_acquire) == kReady) return;
+    int expected = kAbsent;
+    if (state.compare_exchange_strong(expected, kBusy)) {
+      make();
+      state.store(kReady, std::memory_order_release);
+      return;
+    }
+    for (int i = 0; state.load(std::memory_order_acquire) != kReady; ++i) {
+      i < 1000 ? internal::Pause() : std::this_thread::yield();
+    }
+  }
+
+ private:
+  enum { kAbsent, kBusy, kReady };
+  std::unique_ptr<std::atomic<int>[]> states_;
+};
+
+class Product {
+ public:
+  Product(const GemmProblem& problem, const GemmBuffers& buffers,
+          const Executor& executor, const BlockedKernels& kernels)
+      : problem_(problem),
+        plan_(problem.plan),
+        buffers_(buffers),
+        executor_(executor),
+        kernels_(kernels),
+        // Without alpha the operands are not read.
+        k_(problem.alpha == 0. ? 0 : plan_.k),
+        in_(ItemSize(problem.operands)),
+        out_(ItemSize(problem.result)),
+        blocks_(ChooseBlocks(problem, kernels, k_, executor.num_threads())),
+        a_panel_(RoundUp(
+            k_ * RoundUp(kernels.rows, kernels.lanes) + kernels.lanes, 16)),
+        steps_(plan_.Steps()) {
+    GemmEpilogue& e = panel_.epilogue;
+    e.alpha = static_cast<float>(problem.alpha.real());
+    e.beta = static_cast<float>(problem.beta.real());
+    e.result = problem.result;
+    e.activation = problem.activation;
+    e.derivative = problem.derivative;
+    e.write_aux = problem.aux;
+    panel_.plain = problem.result == DType::kF32 && e.alpha == 1 &&
+                   e.beta == 0 && !problem.bias && !problem.aux &&
+                   e.activation == Activation::kNone &&
+                   e.derivative == Activation::kNone;
+    panel_.k = k_;
+    panel_.k_block = blocks_.k_block;
+    panel_.ld = plan_.y.ld;
+    panel_.a_packed = !blocks_.a_direct;
+    panel_.b_packed = !blocks_.b_direct;
+    panel_.a_panel = a_panel_;
+    panel_.a_row = plan_.a.transposed ? 1 : plan_.a.ld;
+    panel_.a_k = plan_.a.transposed ? plan_.a.ld : 1;
+    panel_.b_k = blocks_.b_direct ? plan_.b.ld : kernels.cols;
+  }
+
+  Status Run();
+
+ private:
+  // What a step of the loops, and a unit of it, work on.
+  struct Operands {
+    const char *a, *b, *bias;
+    char *y, *aux;
+  };
+  struct Unit {
+    Operands at;
+    int64_t row, rows;
+    int64_t col, cols;  // of the chunk
+    int64_t first;      // panel, of those of the unit
+    float* b;           // packed, or where it is to be
+    Groups* groups;     // null if b is the unit's own
+  };
+
+  Operands Step(int64_t step) const;
+  void PackA(const Operands& at, int64_t row, int64_t rows, float* to) const;
+  void PackB(const Operands& at, int64_t col, int64_t cols, float* to) const;
+  void RunUnit(const Unit& unit, float* a, float* sums) const;
+  void RunTask(int64_t chunk, int64_t begin, int64_t end, float* packed,
+               Groups* groups);
+
+  const GemmProblem& problem_;
+  const GemmPlan& plan_;
+  const GemmBuffers& buffers_;
+  const Executor& executor_;
+  const BlockedKernels& kernels_;
+  const int64_t k_, in_, out_;
+  const Blocks blocks_;
+  const int64_t a_panel_, steps_;
+  BlockedPanel panel_ = {};
+  std::atomic<bool> failed_ = false;
+};
+
+Product::Operands Product::Step(int64_t step) const {
+  int64_t a = 0, b = 0, y = 0;
+  for (size_t l = plan_.loops.size(); l-- > 0;) {
+    const GemmLoop& loop = plan_.loops[l];
+    const int64_t at = step % loop.extent;
+    step /= loop.extent;
+    a += at * loop.a_stride;
+    b += at * loop.b_stride;
+    y += at * loop.y_stride;
+  }
+  const bool aux = problem_.aux || problem_.derivative != Activation::kNone;
+  return {static_cast<const char*>(buffers_.a) + a * in_,
+          static_cast<const char*>(buffers_.b) + b * in_,
+          problem_.bias ? static_cast<const char*>(buffers_.bias) : nullptr,
+          static_cast<char*>(buffers_.y) + y * out_,
+          aux ? static_cast<char*>(buffers_.aux) + y * out_ : nullptr};
+}
+
+void Product::PackA(const Operands& at, int64_t row, int64_t rows,
+                    float* to) const {
+  kernels_.pack({problem_.operands, at.a + row * panel_.a_row * in_, plan_.a.ld,
+                 !plan_.a.transposed, rows, k_, true, to, a_panel_});
+}
+
+void Product::PackB(const Operands& at, int64_t col, int64_t cols,
+                    float* to) const {
+  kernels_.pack({problem_.operands,
+                 at.b + col * (plan_.b.transposed ? plan_.b.ld : 1) * in_,
+                 plan_.b.ld, plan_.b.transposed, cols, k_, false, to,
+                 k_ * kernels_.cols});
+}
+
+void Product::RunUnit(const Unit& u, float* a, float* sums) const {
+  BlockedPanel panel = panel_;
+  panel.sums = sums;
+  const int64_t panels = CeilDiv(u.cols, kernels_.cols);
+  for (int64_t i = 0; i < u.rows; i += blocks_.rows) {
+    const int64_t row = u.row + i;
+    panel.rows = std::min(blocks_.rows, u.rows - i);
+    if (panel.a_packed) {
+      PackA(u.at, row, panel.rows, a);
+      panel.a = a;
+    } else {
+      panel.a = reinterpret_cast<const float*>(u.at.a) + row * panel.a_row;
+    }
+    for (int64_t p = 0; p < panels; ++p) {
+      const int64_t j = (u.first + p) % panels * kernels_.cols;
+      const int64_t col = u.col + j;
+      panel.cols = std::min(kernels_.cols, u.cols - j);
+      if (!panel.b_packed) {
+        panel.b = reinterpret_cast<const float*>(u.at.b) + col;
+      } else if (u.groups != nullptr) {
+        const int64_t width = kGroup * kernels_.cols;
+        const int64_t chunk_col = col % blocks_.chunk_cols;
+        const int64_t first = chunk_col / width * width;
+        u.groups->Need(chunk_col / width, [&] {
+          const int64_t begin = col - chunk_col + first;
+          const int64_t end =
+              std::min(col - chunk_col + blocks_.chunk_cols, plan_.n);
+          PackB(u.at, begin, std::min(width, end - begin), u.b + first * k_);
+        });
+        panel.b = u.b + chunk_col * k_;
+      } else {
+        if (i == 0) PackB(u.at, col, panel.cols, u.b + j * k_);
+        panel.b = u.b + j * k_;
+      }
+      const int64_t at = (row * plan_.y.ld + col) * out_;
+      panel.epilogue.y = u.at.y + at;
+      if (u.at.aux != nullptr) panel.epilogue.aux = u.at.aux + at;
+      if (u.at.bias != nullptr) panel.epilogue.bias = u.at.bias + col * out_;
+      kernels_.run(panel);
+    }
+  }
+  if (problem_.sums && u.col == 0) {
+    SumGemmRows(problem_, buffers_.a, u.row, u.rows, buffers_.sums);
+  }
+}
+
+// Units are numbered within a chunk of columns: those of the same columns
+// follow each other.
+void Product::RunTask(int64_t chunk, int64_t begin, int64_t end, float* packed,
+                      Groups* groups) {
+  thread_local Scratch scratch;
+  const int64_t chunk_col = chunk * blocks_.chunk_cols;
+  const int64_t chunk_cols = std::min(blocks_.chunk_cols, plan_.n - chunk_col);
+  const int64_t group = blocks_.across == 1 ? 1 : kGroup * kernels_.cols;
+  const int64_t groups_of_chunk = CeilDiv(chunk_cols, group);
+  const int64_t rows = std::min(blocks_.rows, CeilDiv(plan_.m, blocks_.down));
+  const int64_t a_size =
+      panel_.a_packed ? CeilDiv(rows, kernels_.rows) * a_panel_ : 0;
+  const int64_t sums_size =
+      panel_.plain ? 0 : RoundUp(rows, kernels_.rows) * kernels_.cols;
+  const int64_t b_size =
+      panel_.b_packed && groups == nullptr
+          ? k_ * RoundUp(CeilDiv(groups_of_chunk, blocks_.across) * group,
+                         kernels_.cols)
+          : 0;
+  float* memory = nullptr;
+  if (a_size + sums_size + b_size > 0) {
+    memory = reinterpret_cast<float*>(
+        scratch.Reserve((a_size + sums_size + b_size) * 4));
+    if (memory == nullptr) {
+      failed_ = true;
+      return;
+    }
+  }
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t down = i % blocks_.down;
+    const int64_t across = i / blocks_.down % blocks_.across;
+    Unit unit;
+    unit.at = Step(i / (blocks_.down * blocks_.across));
+    unit.row = plan_.m * down / blocks_.down;
+    unit.rows = plan_.m * (down + 1) / blocks_.down - unit.row;
+    const int64_t from = groups_of_chunk * across / blocks_.across * group;
+    const int64_t to = groups_of_chunk * (across + 1) / blocks_.across * group;
+    unit.col = chunk_col + from;
+    unit.cols = std::min(to, chunk_cols) - from;
+    unit.b = groups == nullptr ? memory : packed;
+    unit.groups = groups;
+    // Units start at different panels, so that none waits for another's.
+    unit.first = CeilDiv(unit.cols, kernels_.cols) * down / blocks_.down;
+    RunUnit(unit, memory + b_size, memory + b_size + a_size);
+  }
+}
+
+Status Product::Run() {
+  const int64_t chunks = CeilDiv(plan_.n, blocks_.chunk_cols);
+  const int64_t per_step = blocks_.down * blocks_.across;
+  if (!blocks_.shared) {
+    const int64_t units = steps_ * per_step;
+    const int64_t work =
+        plan_.m * blocks_.chunk_cols * std::max<int64_t>(32, k_) / per_step;
+    const int64_t most = std::max<int64_t>(1, kTaskWork / work);
+    const int64_t tasks = CeilDiv(units, most);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      executor_.ParallelFor(tasks, [&](int64_t task) {
+        RunTask(chunk, units * task / tasks, units * (task + 1) / tasks,
+                nullptr, nullptr);
+      });
+    }
+  } else {
+    thread_local Scratch scratch;
+    auto* packed = reinterpret_cast<float*>(
+        scratch.Reserve(RoundUp(blocks_.chunk_cols, kernels_.cols) * k_ * 4));
+    if (packed == nullptr && k_ > 0) failed_ = true;
+    for (int64_t i = 0; i < steps_ * chunks && !failed_; ++i) {
+      Groups groups(CeilDiv(blocks_.chunk_cols, kGroup * kernels_.cols));
+      const int64_t first = i / chunks * per_step;
+      executor_.ParallelFor(per_step, [&](int64_t unit) {
+        RunTask(i % chunks, first + unit, first + unit + 1, packed, &groups);
+      });
+    }
+  }
+  return failed_ ? Status::Error("gemm: out of memory.") : Status::Ok();
+}
+
+}  // namespace
+
+bool BlockedSupports(const GemmProblem& problem) {
+  const DType in = problem.operands;
+  return (in == DType::kF32 || in == DType::kBF16 || in == DType::kF16) &&
+         (problem.result == in || problem.result == DType::kF32) &&
+         problem.alpha.imag() == 0 && problem.beta.imag() == 0 &&
+         (problem.activation == Activation::kNone ||
+          problem.derivative == Activation::kNone) &&
+         !(problem.sums && problem.alpha == 0.) && kKernels.At() != nullptr;
+}
+
+Status GemmBlocked(const GemmProblem& problem, const GemmBuffers& buffers,
+                   const Executor& executor) {
+  return GemmBlocked(problem, buffers, executor, BestIsa());
+}
+
+Status GemmBlocked(const GemmProblem& problem, const GemmBuffers& buffers,
+                   const Executor& executor, Isa isa) {
+  const BlockedKernels* kernels = kKernels.Take(isa);
+  if (kernels == nullptr) return Status::Error("gemm: no blocks here.");
+  if (problem.plan.m * problem.plan.n * problem.plan.Steps() == 0) {
+    return Status::Ok();
+  }
+  return Product(problem, buffers, executor, *kernels).Run();
+}
+
+}  // namespace jax_layout
