@@ -40,15 +40,18 @@ constexpr GemmMethod kMethods[] = {
     {"OpenBLAS", OpenblasSupports, ChooseOpenblas},
 };
 
-// Those that support a problem, the one that runs it first.
-std::vector<const GemmMethod*> Supporting(const GemmProblem& problem) {
-  std::vector<const GemmMethod*> found;
+// What runs a problem, null if nothing does. The libraries are not asked for no
+// reason: an answer takes them a millisecond.
+const GemmMethod* Find(const GemmProblem& problem) {
   for (const GemmMethod& method : kMethods) {
-    if (!method.supports(problem)) continue;
-    found.insert(problem.method == method.name ? found.begin() : found.end(),
-                 &method);
+    if (problem.method == method.name && method.supports(problem)) {
+      return &method;
+    }
   }
-  return found;
+  for (const GemmMethod& method : kMethods) {
+    if (method.supports(problem)) return &method;
+  }
+  return nullptr;
 }
 
 // Nothing is summed: y is what the epilogue makes of zero. a and b are not
@@ -115,8 +118,10 @@ bool GemmSupported(DType operands, DType result) {
 std::vector<std::string> GemmMethods(const GemmProblem& problem) {
   std::vector<std::string> names;
   if (!Check(problem).ok()) return names;
-  for (const GemmMethod* method : Supporting(problem)) {
-    names.push_back(method->name);
+  for (const GemmMethod& method : kMethods) {
+    if (!method.supports(problem)) continue;
+    names.insert(problem.method == method.name ? names.begin() : names.end(),
+                 method.name);
   }
   return names;
 }
@@ -135,8 +140,9 @@ Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel) {
       WithoutProduct(problem)) {
     return ChooseAtOnce<RunWithoutProduct>(problem, &kernel->run);
   }
-  const std::vector<const GemmMethod*> methods = Supporting(problem);
-  if (!methods.empty()) return methods[0]->choose(problem, &kernel->run);
+  if (const GemmMethod* method = Find(problem)) {
+    return method->choose(problem, &kernel->run);
+  }
   return Status::Error("gemm: no kernel on this machine for " + Text(problem) +
                        "; is the package onednn-cpu-gomp or scipy-openblas32 "
                        "missing?");
