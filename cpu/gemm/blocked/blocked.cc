@@ -279,10 +279,11 @@ void Product::RunUnit(const Unit& u, float* a, float* sums) const {
   for (int64_t i = 0; i < u.rows; i += blocks_.rows) {
     const int64_t row = u.row + i;
     panel.rows = std::min(blocks_.rows, u.rows - i);
-    panel.a = reinterpret_cast<const float*>(u.at.a) + row * panel.a_row;
     if (panel.a_packed) {
       PackA(u.at, row, panel.rows, a);
       panel.a = a;
+    } else {
+      panel.a = reinterpret_cast<const float*>(u.at.a) + row * panel.a_row;
     }
     auto multiply = [&](int64_t j, bool wait) {
       panel.b = FindB(u, j, wait);
