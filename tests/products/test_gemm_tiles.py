@@ -379,10 +379,13 @@ def test_aligned_large_results(library, ta, tb):
 
 
 @pytest.mark.parametrize(
-    "m, n, k", [(0, 5, 3), (5, 0, 3), (0, 0, 0), (3, 4, 0)], ids=str
+    "m, n, k",
+    [(0, 5, 3), (5, 0, 3), (0, 0, 0), (3, 4, 0), (300, 600, 0)],
+    ids=str,
 )
 def test_nothing(tiles, m, n, k):
-    tiles(m=m, n=n, k=k)
+    for tb in (False, True):
+        tiles(m=m, n=n, k=k, tb=tb)
 
 
 @pytest.mark.parametrize("m, n, k", [(65, 33, 40), (17, 64, 64), (100, 129, 63)])

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "core/arithmetic.h"
 #include "cpu/gemm/blocked/kernels.h"
@@ -84,9 +85,10 @@ Blocks ChooseBlocks(const GemmProblem& problem, const BlockedKernels& kernels,
   b.a_direct = f32 && plan.n <= 4 * kernels.cols &&
                (plan.a.transposed ? k : plan.m) * plan.a.ld * 4 <= kDirectBytes;
   b.b_direct =
-      f32 && !plan.b.transposed &&
-      (kernels.masks || plan.n % kernels.lanes == 0) &&
-      (k * plan.b.ld * 4 <= kDirectBytes || plan.m <= 2 * kernels.rows);
+      k == 0 ||
+      (f32 && !plan.b.transposed &&
+       (kernels.masks || plan.n % kernels.lanes == 0) &&
+       (k * plan.b.ld * 4 <= kDirectBytes || plan.m <= 2 * kernels.rows));
   b.chunk_cols = plan.n;
   if (!b.b_direct) {
     const int64_t group = kGroup * kernels.cols;
@@ -114,26 +116,28 @@ Blocks ChooseBlocks(const GemmProblem& problem, const BlockedKernels& kernels,
   return b;
 }
 
-// Which groups of packed panels are there. Whoever needs one first packs it;
-// the others wait no longer than that takes.
+// Which groups of packed panels are there. Whoever needs one first packs it.
 class Groups {
  public:
   explicit Groups(int64_t count)
       : states_(std::make_unique<std::atomic<int>[]>(count)) {}
 
+  // Whether the group is there, which `make` may see to. Another thread may be
+  // at it; that is waited for if `wait`.
   template <class Make>
-  void Need(int64_t group, const Make& make) {
+  bool Has(int64_t group, bool wait, const Make& make) {
     std::atomic<int>& state = states_[group];
-    if (state.load(std::memory_order_acquire) == kReady) return;
-    int expected = kAbsent;
-    if (state.compare_exchange_strong(expected, kBusy)) {
+    int found = state.load(std::memory_order_acquire);
+    if (found == kAbsent && state.compare_exchange_strong(found, kBusy)) {
       make();
       state.store(kReady, std::memory_order_release);
-      return;
+      return true;
     }
-    for (int i = 0; state.load(std::memory_order_acquire) != kReady; ++i) {
+    for (int i = 0; found != kReady && wait; ++i) {
       i < 1000 ? internal::Pause() : std::this_thread::yield();
+      found = state.load(std::memory_order_acquire);
     }
+    return found == kReady;
   }
 
  private:
@@ -200,6 +204,8 @@ class Product {
   Operands Step(int64_t step) const;
   void PackA(const Operands& at, int64_t row, int64_t rows, float* to) const;
   void PackB(const Operands& at, int64_t col, int64_t cols, float* to) const;
+  // The packed panel at column j of the unit, null if it is not there.
+  const float* FindB(const Unit& unit, int64_t j, bool wait) const;
   void RunUnit(const Unit& unit, float* a, float* sums) const;
   void RunTask(int64_t chunk, int64_t begin, int64_t end, float* packed,
                Groups* groups);
@@ -248,10 +254,28 @@ void Product::PackB(const Operands& at, int64_t col, int64_t cols,
                  k_ * kernels_.cols});
 }
 
+const float* Product::FindB(const Unit& u, int64_t j, bool wait) const {
+  const int64_t col = u.col + j;
+  if (blocks_.b_direct) return reinterpret_cast<const float*>(u.at.b) + col;
+  if (u.groups == nullptr) return u.b + j * k_;
+  const int64_t width = kGroup * kernels_.cols;
+  const int64_t in_chunk = col % blocks_.chunk_cols;
+  const int64_t group = in_chunk / width;
+  const bool there = u.groups->Has(group, wait, [&] {
+    const int64_t chunk = col - in_chunk, begin = chunk + group * width;
+    const int64_t end =
+        std::min({begin + width, chunk + blocks_.chunk_cols, plan_.n});
+    PackB(u.at, begin, end - begin, u.b + group * width * k_);
+  });
+  return there ? u.b + in_chunk * k_ : nullptr;
+}
+
 void Product::RunUnit(const Unit& u, float* a, float* sums) const {
   BlockedPanel panel = panel_;
   panel.sums = sums;
+  if (panel.b_packed && u.groups == nullptr) PackB(u.at, u.col, u.cols, u.b);
   const int64_t panels = CeilDiv(u.cols, kernels_.cols);
+  std::vector<int64_t> later;
   for (int64_t i = 0; i < u.rows; i += blocks_.rows) {
     const int64_t row = u.row + i;
     panel.rows = std::min(blocks_.rows, u.rows - i);
@@ -261,33 +285,25 @@ void Product::RunUnit(const Unit& u, float* a, float* sums) const {
     } else {
       panel.a = reinterpret_cast<const float*>(u.at.a) + row * panel.a_row;
     }
-    for (int64_t p = 0; p < panels; ++p) {
-      const int64_t j = (u.first + p) % panels * kernels_.cols;
-      const int64_t col = u.col + j;
+    auto multiply = [&](int64_t j, bool wait) {
+      panel.b = FindB(u, j, wait);
+      if (panel.b == nullptr) return false;
       panel.cols = std::min(kernels_.cols, u.cols - j);
-      if (!panel.b_packed) {
-        panel.b = reinterpret_cast<const float*>(u.at.b) + col;
-      } else if (u.groups != nullptr) {
-        const int64_t width = kGroup * kernels_.cols;
-        const int64_t chunk_col = col % blocks_.chunk_cols;
-        const int64_t first = chunk_col / width * width;
-        u.groups->Need(chunk_col / width, [&] {
-          const int64_t begin = col - chunk_col + first;
-          const int64_t end =
-              std::min(col - chunk_col + blocks_.chunk_cols, plan_.n);
-          PackB(u.at, begin, std::min(width, end - begin), u.b + first * k_);
-        });
-        panel.b = u.b + chunk_col * k_;
-      } else {
-        if (i == 0) PackB(u.at, col, panel.cols, u.b + j * k_);
-        panel.b = u.b + j * k_;
-      }
-      const int64_t at = (row * plan_.y.ld + col) * out_;
+      const int64_t at = (row * plan_.y.ld + u.col + j) * out_;
       panel.epilogue.y = u.at.y + at;
       if (u.at.aux != nullptr) panel.epilogue.aux = u.at.aux + at;
-      if (u.at.bias != nullptr) panel.epilogue.bias = u.at.bias + col * out_;
+      if (u.at.bias != nullptr) {
+        panel.epilogue.bias = u.at.bias + (u.col + j) * out_;
+      }
       kernels_.run(panel);
+      return true;
+    };
+    for (int64_t p = 0; p < panels; ++p) {
+      const int64_t j = (u.first + p) % panels * kernels_.cols;
+      if (!multiply(j, false)) later.push_back(j);
     }
+    for (int64_t j : later) multiply(j, true);
+    later.clear();
   }
   if (problem_.sums && u.col == 0) {
     SumGemmRows(problem_, buffers_.a, u.row, u.rows, buffers_.sums);
@@ -335,8 +351,11 @@ void Product::RunTask(int64_t chunk, int64_t begin, int64_t end, float* packed,
     unit.cols = std::min(to, chunk_cols) - from;
     unit.b = groups == nullptr ? memory : packed;
     unit.groups = groups;
-    // Units start at different panels, so that none waits for another's.
-    unit.first = CeilDiv(unit.cols, kernels_.cols) * down / blocks_.down;
+    // Units that run together start at different groups, which they pack.
+    const int64_t starts =
+        std::min<int64_t>(executor_.num_threads(), blocks_.down);
+    unit.first = CeilDiv(unit.cols, kGroup * kernels_.cols) * (down % starts) /
+                 starts * kGroup;
     RunUnit(unit, memory + b_size, memory + b_size + a_size);
   }
 }
