@@ -118,13 +118,15 @@ _PRODUCTS = [
     ("bfloat16", None, "TN", 1 << 33, 2),
     ("float16", None, "NN NT TN", 1 << 31, 3),
     ("float64", None, "NN NT TN", 1 << 31, 4),
-    ("complex64", None, "NN NT TN", 1 << 30, 6),
-    ("complex128", None, "NN NT TN", 1 << 28, 8),
-    ("int8", "int32", "NN NT TN", 1 << 30, 6),
+    ("complex64", None, "NN NT TN TT", 1 << 30, 6),
+    ("complex128", None, "NN NT TN TT", 1 << 28, 8),
+    ("int8", "int32", "NN NT TN TT", 1 << 30, 6),
     ("bfloat16", "float32", "NN NT TN", 1 << 31, 4),
     ("float16", "float32", "NN NT TN", 1 << 31, 6),
     ("float32", None, "TT", 1 << 31, 6),
     ("bfloat16", None, "TT", 1 << 31, 6),
+    ("float16", None, "TT", 1 << 31, 8),
+    ("float64", None, "TT", 1 << 31, 8),
 ]
 
 
@@ -408,19 +410,21 @@ def _rows(quick: bool) -> Iterator[Case]:
 
 def _norms(quick: bool) -> Iterator[Case]:
     """The moments of normalizations, in them, and those of their gradients."""
+    wanted = {"float32": 1, "bfloat16": 1, "float16": 3, "float64": 3}
     images = [(8, 64, 56, 56), (8, 256, 14, 14), (1, 16, 8, 8), (8, 64, 14, 14),
               (2, 512, 7, 7)]  # fmt: skip
     rows = [(128, 768), (512, 1024), (1, 768), (64, 64), (4096, 1024)]
-    count = 2 if quick else None
-    for dtype in ("float32", "bfloat16"):
-        for x, order, f in itertools.product(
-            images[:count], ("NCHW", "NHWC"), (_batch_norm, _group_norm)
-        ):
+    if quick:
+        wanted, images, rows = {"float32": 1, "bfloat16": 1}, images[:2], rows[:2]
+    orders = ("NCHW", "NHWC")
+    for dtype, every in wanted.items():
+        listed = list(itertools.product(images, orders, (_batch_norm, _group_norm)))
+        for x, order, f in listed[::every]:
             format = jl.MemoryFormat.named(order)
             kept = functools.partial(_in_memory, f, format)
             kind, shape = f"{f.__name__[1:]} {order}", format.physical_shape(x)
             yield from _norm(kind, kept, dtype, shape, x[1])
-        for x in rows[:count]:
+        for x in rows[::every]:
             yield from _norm("layer_norm", _layer_norm, dtype, x, x[-1])
 
 

@@ -120,6 +120,38 @@ def test_a_method_can_be_forced():
         assert "jax_layout_gemm" not in contract(256)
 
 
+def test_a_method_can_be_forced_on_one_call():
+    x = jnp.ones((256, 256), jnp.float32)
+
+    def f(x):
+        return jl.permute(jl.einsum("mk,nk->mn", x, x) + 1, (1, 0))
+
+    with choices.forced("OpenBLAS", Work(NT, (256, 256, 256, 1))):
+        text = compiled(f, x)
+    assert 'method = "OpenBLAS"' in text and "jax_layout_permute" not in text
+
+
+def test_what_is_forced_and_cannot_run_is_left_to_lax():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no file has a method's name
+        with choices.forced("AMX"):
+            assert "jax_layout_permute" not in compiled(
+                lambda x: jl.permute(x, (1, 0)) + 0, jnp.ones((64, 64))
+            )
+
+
+def test_a_call_left_to_lax_is_so_with_all_that_it_is_made_of(tmp_path):
+    """XLA fuses a layer whole; with a product of ours in it, it could not."""
+    points = [[[256, 256, 256, 1], {"oneDNN": 2.0}]]
+    slower = [[[256, 256, 256, 1], {"oneDNN": 0.9}]]
+    jl.use_choices(write(tmp_path / "t", cases={NT: points, f"{NT} gelu": slower}))
+    x, b = jnp.ones((256, 256), jnp.float32), jnp.ones(256, jnp.float32)
+    assert "jax_layout_gemm" not in compiled(
+        lambda x, b: jl.linear(x, x, b, activation="gelu"), x, b
+    )
+    assert "jax_layout_gemm" in contract(256)
+
+
 def test_what_is_asked_can_be_collected():
     with choices.asked() as found:
         contract(256)
