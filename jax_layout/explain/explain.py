@@ -8,6 +8,7 @@ format (traced.py); the compiled HLO what is left of it and what XLA added
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -15,15 +16,16 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 from jax.sharding import SingleDeviceSharding
 
-from jax_layout.explain import compiled, hlo, traced
-from jax_layout.explain.report import Report
+from jax_layout import choices
+from jax_layout.explain import alternatives, compiled, hlo, traced
+from jax_layout.explain.report import Cost, Report
 
 _TRANSFORMATIONS = {
     "Gradient": "grad",
@@ -73,29 +75,55 @@ def explain(
 
 def _explain(f: Any, platform: str | None, args: Any, kwargs: Any) -> Report:
     device = _device(platform, jax.tree.leaves((args, kwargs)))
-    jaxpr, text = _compile(f, device if platform else None, args, kwargs)
+    program = _compile(f, device if platform else None, args, kwargs)
     name = "cuda" if device.platform in ("gpu", "cuda") else device.platform
-    program = traced.analyse(jaxpr, name)
-    bandwidth, peak, roofline = _machine(device)
+    traces = traced.analyse(program.jaxpr, name)
+    machine = _machine(device)
     findings = compiled.analyse(
-        hlo.parse(text), name, program.transposes, bandwidth, peak
+        hlo.parse(program.text),
+        name,
+        traces.transposes,
+        traces.faster,
+        machine.bandwidth,
+        machine.peak,
     )
     original = _original(f)
-    return Report(
+    report = Report(
         function=_name(f),
         platform=name,
         device=device.device_kind,
-        reorders=(*program.reorders, *findings.reorders),
+        reorders=(*traces.reorders, *findings.reorders),
         products=tuple(findings.products),
-        values=(*program.tags, *findings.values),
-        warnings=tuple(dict.fromkeys((*program.warnings, *findings.warnings))),
+        values=(*traces.tags, *findings.values),
+        warnings=(),
         bytes=findings.bytes,
         flops=findings.flops,
-        bandwidth=bandwidth,
-        peak=peak,
-        roofline=roofline,
+        bandwidth=machine.bandwidth,
+        peak=machine.peak,
+        roofline=machine.source,
         before=_explain(original, platform, args, kwargs) if original else None,
+        conversions=tuple(findings.conversions),
+        temporary=program.temporary,
     )
+    if original is None and name == "cpu" and "jax_layout_" in program.text:
+        with choices.forced("lax"):
+            plain = _cost(program.again())
+        report = dataclasses.replace(report, plain=plain)
+
+    def cost(g: Any) -> Cost:
+        return _cost(_compile(g, device if platform else None, args, kwargs))
+
+    warnings = (
+        *alternatives.worse(report),
+        *traces.warnings,
+        *findings.warnings,
+        *alternatives.laid_out(f, original, args, kwargs, report, cost),
+    )
+    return dataclasses.replace(report, warnings=tuple(dict.fromkeys(warnings)))
+
+
+def _cost(program: _Program) -> Cost:
+    return Cost(compiled.moved(hlo.parse(program.text)), program.temporary)
 
 
 def _name(f: Any) -> str:
@@ -154,35 +182,56 @@ def _h100() -> Any:
         ) from error
 
 
-def _compile(f: Any, device: Any, args: Any, kwargs: Any) -> tuple[Any, str]:
-    """The jaxpr, and the text of the compiled program, for a device if one is given."""
+class _Program(NamedTuple):
+    jaxpr: Any
+    text: str
+    temporary: int
+    again: Callable[[], _Program]  # lowered anew
+
+
+def _compile(f: Any, device: Any, args: Any, kwargs: Any) -> _Program:
+    """Traces and compiles a call, for a device if one is given."""
     leaves, tree = jax.tree.flatten((args, kwargs))
-    arrays = [hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves]
+    places = [i for i, x in enumerate(leaves) if _is_array(x)]
     if device is not None:
-        leaves = [
-            _placed(x, device) if array else x
-            for x, array in zip(leaves, arrays, strict=True)
-        ]
+        leaves = [_placed(x, device) if _is_array(x) else x for x in leaves]
         args, kwargs = jax.tree.unflatten(tree, leaves)
+    arrays = [leaves[i] for i in places]
+
+    def call(*given: Any) -> Any:
+        mixed = list(leaves)
+        for i, x in zip(places, given, strict=True):
+            mixed[i] = x
+        args, kwargs = jax.tree.unflatten(tree, mixed)
+        return f(*args, **kwargs)
+
     if hasattr(f, "trace"):  # of jax.jit
         program = f.trace(*args, **kwargs)
-    elif all(arrays):
+    elif len(arrays) == len(leaves):
         program = jax.jit(f).trace(*args, **kwargs)
     else:
+        program = jax.jit(call).trace(*arrays)
+    donated = [info.donated for info in jax.tree.leaves(program.args_info)]
 
-        def call(*given: Any) -> Any:
-            rest = iter(given)
-            mixed = [
-                next(rest) if array else x
-                for x, array in zip(leaves, arrays, strict=True)
-            ]
-            args, kwargs = jax.tree.unflatten(tree, mixed)
-            return f(*args, **kwargs)
+    def again() -> _Program:
+        # Of a function that jax does not know: what it lowered once, it keeps.
+        known = len(donated) == len(arrays)
+        given = [i for i, d in enumerate(donated) if d] if known else []
+        new = jax.jit(lambda *given: call(*given), donate_argnums=given)
+        return _compiled(new.trace(*arrays), again)
 
-        program = jax.jit(call).trace(
-            *(x for x, array in zip(leaves, arrays, strict=True) if array)
-        )
-    return program.jaxpr, program.lower().compile().as_text()
+    return _compiled(program, again)
+
+
+def _compiled(program: Any, again: Callable[[], _Program]) -> _Program:
+    done = program.lower().compile()
+    memory = done.memory_analysis()
+    temporary = 0 if memory is None else int(memory.temp_size_in_bytes)
+    return _Program(program.jaxpr, done.as_text(), temporary, again)
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
 def _placed(x: Any, device: Any) -> Any:
@@ -209,9 +258,14 @@ def _original(f: Any) -> Any:
 # --- the machine
 
 
+class _Machine(NamedTuple):
+    bandwidth: float  # of a copy, in bytes per second
+    peak: float  # of a GEMM, in flops per second
+    source: str
+
+
 @functools.cache
-def _machine(device: Any) -> tuple[float, float, str]:
-    """Bytes per second of a copy, flops per second of a GEMM, and where from."""
+def _machine(device: Any) -> _Machine:
     try:
         bandwidth, peak = _measure(device)
         source = (
@@ -222,7 +276,7 @@ def _machine(device: Any) -> tuple[float, float, str]:
         bandwidth, peak = 3.35e12, 989e12
         source = "from NVIDIA's data sheet of the H100 SXM (bfloat16)"
     text = f"copies at {bandwidth / 1e9:.3g} GB/s, GEMMs at {peak / 1e9:.3g} GFLOP/s"
-    return bandwidth, peak, f"roofline: {text}, {source}"
+    return _Machine(bandwidth, peak, f"roofline: {text}, {source}")
 
 
 def _measure(device: Any) -> tuple[float, float]:

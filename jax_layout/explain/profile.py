@@ -17,6 +17,7 @@ import jax.extend.backend
 from jax.profiler import ProfileData
 
 from jax_layout.explain import compiled, hlo
+from jax_layout.explain.places import Place, origin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _reorders(program: hlo.Module) -> Iterator[_Reorder]:
         for i in program.computations[computation]:
             kind, _ = compiled.reorder_kind(program, computation, i)
             if kind:
-                line = compiled.line_of(program, computation, i)
+                line, _ = origin(Place(program, computation, i))
                 yield _Reorder(program.name, i.name, kind, line, computation)
 
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `explain` found, as a value: text, rich, HTML, JSON and a chart of it."""
+"""What `explain` found, as a value; JSON and a chart of it."""
 
 from __future__ import annotations
 
 import dataclasses
-import html
 import importlib.util
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from jax_layout.explain import tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Reorder:
       share: of the roofline time of the whole program; None in the jaxpr.
       source: the user's "file:line", "" where XLA has lost it.
       cause: who asked for it.
+      module: of the program, as its scopes name it: "Net/Block_0/up"; "" if unnamed.
     """
 
     stage: str
@@ -43,6 +44,41 @@ class Reorder:
     share: float | None
     source: str
     cause: str
+    module: str = ""
+
+    @property
+    def total_bytes(self) -> int:
+        """Read and written by all its trips."""
+        return self.bytes * self.trips
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """An array that the compiled program writes in another dtype, and no more.
+
+    Attributes:
+      op: name of the HLO instruction.
+      dtype: that it is converted from, "bf16".
+      shape: of the result, "f32[2048,512]".
+      bytes: read and written each time.
+      trips: how often it runs.
+      trips_known: whether that is known; a loop of unknown length counts once.
+      share: of the roofline time of the whole program.
+      source: the user's "file:line", "" where XLA has lost it.
+      cause: who asked for it.
+      module: of the program, as its scopes name it; "" if unnamed.
+    """
+
+    op: str
+    dtype: str
+    shape: str
+    bytes: int
+    trips: int
+    trips_known: bool
+    share: float
+    source: str
+    cause: str
+    module: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -62,6 +98,7 @@ class Product:
       trips: how often it runs.
       trips_known: whether that is known.
       source: the user's "file:line".
+      module: of the program, as its scopes name it; "" if unnamed.
     """
 
     op: str
@@ -71,6 +108,7 @@ class Product:
     trips: int
     trips_known: bool
     source: str
+    module: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,14 +136,30 @@ class Advice:
 
     Attributes:
       code: "format-dropped", "convolution-in-loop", "nhwc-gradient-in-loop",
-        "grouped-convolution", "weights-relaid", "16-bit-dot", "transposed-operand".
+        "grouped-convolution", "weights-relaid", "weights-converted", "16-bit-dot",
+        "transposed-operand", "optimize-layout", "plan-layout", "made-worse".
       message: what is wrong, and what to do.
       source: the user's "file:line".
+      module: of the program, as its scopes name it; "" if unnamed.
     """
 
     code: str
     message: str
     source: str
+    module: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a program spends beside its arithmetic.
+
+    Attributes:
+      moved: bytes read and written by reorders and conversions.
+      temporary: bytes of memory for what is neither argument nor result.
+    """
+
+    moved: int
+    temporary: int
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -126,6 +180,11 @@ class Report:
       peak: flops per second of a GEMM.
       roofline: where these two come from.
       before: the report of the original, of a function that was optimised.
+      conversions: every array that is written in another dtype.
+      temporary: bytes of memory for what is neither argument nor result; 0 where
+        XLA does not say.
+      plain: the cost of the same program as plain jax, of one that calls kernels
+        of ours.
     """
 
     function: str
@@ -141,6 +200,15 @@ class Report:
     peak: float
     roofline: str
     before: Report | None = None
+    conversions: tuple[Conversion, ...] = ()
+    temporary: int = 0
+    plain: Cost | None = None
+
+    @property
+    def cost(self) -> Cost:
+        """What the compiled program spends beside its arithmetic."""
+        converted = sum(c.total_bytes for c in self.conversions)
+        return Cost(self.reordered_bytes() + converted, self.temporary)
 
     @property
     def seconds(self) -> float:
@@ -188,7 +256,7 @@ class Report:
             axes.barh(at, [total.get(s, 0) / 1e6 for s in lines], 0.38, label=name)
         axes.set_yticks(
             [len(lines) - n - 0.4 for n in range(len(lines))],
-            [_short(line) for line in lines],
+            [tables.short(line) for line in lines],
         )
         axes.set_xlabel("MB read and written by transposes, copies and relayouts")
         axes.set_title(f"{self.function} on {self.device}", loc="left")
@@ -200,145 +268,41 @@ class Report:
 
     def summary(self) -> str:
         """One line: how much is moved, and its share of the program."""
-        found = [r for r in self.reorders if r.stage == "hlo"]
-        share = sum(r.share or 0 for r in found)
-        return (
-            f"{self.function} on {self.device}: the compiled program has {len(found)} "
-            f"reorder{'s' * (len(found) != 1)}, {megabytes(self.reordered_bytes())} of "
-            f"{megabytes(self.bytes)}, {share:.0%} of its roofline time "
-            f"({_time(self.seconds)})"
-        )
+        return tables.summary(self)
 
     def __str__(self) -> str:
-        parts = [self.summary(), *self._comparison()]
-        for title, columns, rows in self._tables():
-            widths = [
-                max(map(len, column)) for column in zip(columns, *rows, strict=True)
-            ]
-            lines = [
-                "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-                for row in (columns, *rows)
-            ]
-            parts += ["", title, *lines]
-        parts += ["", *(f"warning: {a.message}{_at(a.source)}" for a in self.warnings)]
-        return "\n".join([*parts, self.roofline]).replace("\n\n\n", "\n\n")
+        return tables.text(self)
 
     def __repr__(self) -> str:
         return str(self)  # a session shows the tables
 
     def __rich__(self) -> Any:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        parts: list[Any] = [Text(self.summary(), style="bold"), *self._comparison()]
-        for title, columns, rows in self._tables():
-            table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-            for column in columns:
-                table.add_column(column, overflow="fold")
-            for row in rows:
-                table.add_row(*map(Text, row))
-            parts += ["", table]
-        for a in self.warnings:
-            parts.append(Text(f"warning: {a.message}{_at(a.source)}", style="yellow"))
-        return Group(*parts, Text(self.roofline, style="dim"))
+        return tables.rich(self)
 
     def _repr_html_(self) -> str:
-        parts = [f"<p><b>{html.escape(self.summary())}</b></p>"]
-        parts += [f"<p>{html.escape(line)}</p>" for line in self._comparison()]
-        for title, columns, rows in self._tables():
-            parts.append(f"<table><caption>{html.escape(title)}</caption>")
-            for tag, row in (("th", columns), *(("td", row) for row in rows)):
-                cells = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
-                parts.append(f"<tr>{cells}</tr>")
-            parts.append("</table>")
-        warnings = (html.escape(a.message + _at(a.source)) for a in self.warnings)
-        parts += [f"<p>&#9888; {text}</p>" for text in warnings]
-        return "\n".join(
-            [*parts, f"<p><small>{html.escape(self.roofline)}</small></p>"]
-        )
-
-    def _comparison(self) -> list[str]:
-        if self.before is None:
-            return []
-        moved = [megabytes(r.reordered_bytes()) for r in (self.before, self)]
-        lines = [
-            f"before: {self.before.summary()}",
-            f"bytes of reorders: {moved[0]} before, {moved[1]} now",
-        ]
-        if self.products or self.before.products:
-            runs = [r._implementations() for r in (self.before, self)]
-            lines.append(f"products: {runs[0]} before, {runs[1]} now")
-        return lines
-
-    def _implementations(self) -> str:
-        total: dict[str, int] = {}
-        for p in self.products:
-            total[p.implementation] = total.get(p.implementation, 0) + p.trips
-        return " + ".join(f"{n} x {name}" for name, n in total.items()) or "none"
-
-    def _tables(self) -> list[tuple[str, Sequence[str], list[Sequence[str]]]]:
-        tables: list[tuple[str, Sequence[str], list[Sequence[str]]]] = []
-        for stage, title in (
-            ("hlo", "Reorders left in the compiled program"),
-            ("jaxpr", "Reorders that the program asks for"),
-        ):
-            rows: list[Sequence[str]] = [
-                (
-                    r.op,
-                    r.kind + (" (fused)" if r.fused else ""),
-                    r.shape,
-                    megabytes(r.bytes),
-                    f"{r.trips}" + ("" if r.trips_known else "?"),
-                    "" if r.share is None else f"{r.share:.1%}",
-                    _short(r.source),
-                    r.cause,
-                )
-                for r in sorted(self.reorders, key=lambda r: -r.total_bytes)
-                if r.stage == stage
-            ]
-            columns = "op kind shape bytes trips share source cause".split()
-            if rows:
-                tables.append((title, columns, rows))
-        if self.products:
-            rows = [
-                (
-                    p.op,
-                    p.kind,
-                    p.implementation,
-                    p.detail,
-                    f"{p.trips}" + ("" if p.trips_known else "?"),
-                    _short(p.source),
-                )
-                for p in self.products
-            ]
-            columns = "op kind implementation detail trips source".split()
-            tables.append(("Convolutions and GEMMs", columns, rows))
-        if self.values:
-            rows = [
-                (v.role, v.name, v.shape, v.format, _short(v.source))
-                for v in self.values
-            ]
-            columns = "value name shape format source".split()
-            title = "Memory formats, of arrays with two axes or more"
-            tables.append((title, columns, rows))
-        return tables
+        return tables.as_html(self)
 
 
 def _report(fields: dict[str, Any]) -> Report:
     kinds: dict[str, type] = {
         "reorders": Reorder,
+        "conversions": Conversion,
         "products": Product,
         "values": Value,
         "warnings": Advice,
     }
-    lists = {
+    read = {
         name: tuple(kind(**item) for item in fields[name])
         for name, kind in kinds.items()
     }
-    before = fields["before"]
+    before, plain = fields["before"], fields["plain"]
     return Report(
-        **(fields | lists | {"before": None if before is None else _report(before)})
+        **fields
+        | read
+        | {
+            "before": None if before is None else _report(before),
+            "plain": None if plain is None else Cost(**plain),
+        }
     )
 
 
@@ -355,27 +319,3 @@ def check_plot(path: str | os.PathLike[str]) -> None:
         raise ValueError(
             f"plot: there is no folder {str(path.parent)!r} for {path.name!r}."
         )
-
-
-def megabytes(count: int) -> str:
-    """A number of bytes for people."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(count) >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} B"
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("s", 1), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
-
-
-def _short(source: str) -> str:
-    """The file's name and the folder that it is in."""
-    return "/".join(source.split("/")[-2:])
-
-
-def _at(source: str) -> str:
-    return f" ({_short(source)})" if source else ""

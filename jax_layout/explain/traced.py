@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import re
 import string
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,13 +17,14 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as pe
 
-from jax_layout import _backends
+from jax_layout import _backends, choices
+from jax_layout.explain.places import module_of, user_line
 from jax_layout.explain.report import Advice, Reorder, Value
-from jax_layout.op import Kernel
 from jax_layout.optimize.plan import SCOPE
 from jax_layout.products.gemm import gemm_kernel
 
 _HERE = os.path.dirname(_backends.__file__) + os.sep
+_FRAMES = 100  # of a stack, at most
 _DTYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "s", "complex": "c"}
 
 
@@ -35,12 +35,14 @@ class Findings:
     Attributes:
       transposes: source lines of those that move anything, by extents of the operand
         and axes, and by source line and number of elements.
+      faster: why products of plain jax would be ours, by source line and module.
     """
 
     reorders: list[Reorder]
     tags: list[Value]
     warnings: list[Advice]
     transposes: dict[Any, str]
+    faster: dict[tuple[str, str], str]
 
 
 def analyse(jaxpr: Any, platform: str) -> Findings:
@@ -50,8 +52,8 @@ def analyse(jaxpr: Any, platform: str) -> Findings:
       jaxpr: of the whole program. Of what nothing depends on, only tags count.
       platform: that the program is for, "cpu" or "cuda".
     """
-    found = Findings([], [], [], {})
-    top = _Context("", frozenset(), 1, True, None)
+    found = Findings([], [], [], {}, {})
+    top = _Context("", "", frozenset(), 1, True, None)
     found.tags.extend(_tags(_walk(_open(jaxpr), top)))
     live, _ = pe.dce_jaxpr(_open(jaxpr), [True] * len(jaxpr.out_avals))
     for step in _walk(live, top):
@@ -64,7 +66,7 @@ def analyse(jaxpr: Any, platform: str) -> Findings:
             # Operators that know formats read the physical array beside it instead.
             _dropped(step, f"a value tagged {step.eqn.params['format']}", found)
         if name == "dot_general" and platform == "cpu":
-            found.warnings.extend(_product(step))
+            _product(step, found)
     return found
 
 
@@ -75,6 +77,7 @@ class _Context(NamedTuple):
     """Where a jaxpr is called."""
 
     line: str
+    path: str  # of names, as in HLO's op_name
     made_by: frozenset[tuple[str, str]]
     trips: int
     known: bool
@@ -86,6 +89,7 @@ class _Step(NamedTuple):
 
     Attributes:
       line: the user's "file:line", if only of a call that it is in.
+      path: of names, as in HLO's op_name, itself left out.
       made_by: our functions that asked for it: file, name.
       inputs: numbers of the values that it reads.
       outputs: numbers of its results.
@@ -94,12 +98,18 @@ class _Step(NamedTuple):
 
     eqn: Any
     line: str
+    path: str
     made_by: frozenset[tuple[str, str]]
     trips: int
     known: bool
     inputs: Sequence[int]
     outputs: Sequence[int]
     scope: _Scope
+
+    @property
+    def module(self) -> str:
+        """The module of the program, as `module_of` names it."""
+        return module_of(f"{self.path}/{self.eqn.primitive.name}")
 
 
 @dataclasses.dataclass
@@ -124,6 +134,7 @@ def _walk(jaxpr: Any, context: _Context) -> Iterator[_Step]:
             continue  # a kernel's own transposes are in registers
         inner = context._replace(
             line=step.line,
+            path=step.path,
             made_by=step.made_by,
             trips=step.trips * (step.eqn.params["length"] if name == "scan" else 1),
             known=step.known and name != "while",
@@ -144,11 +155,12 @@ def _steps(
 
     for eqn in jaxpr.eqns:
         line = _line(eqn) or context.line
+        path = f"{context.path}/{eqn.source_info.name_stack}"
         made_by = context.made_by | _made_by(eqn)
         read = [number(v) for v in eqn.invars]
         inline = eqn.params.get("inline")
         if getattr(inline, "value", inline) in (True, "jax_early", "jax_late"):
-            inside = context._replace(line=line, made_by=made_by)
+            inside = context._replace(line=line, path=path, made_by=made_by)
             results = _steps(_open(eqn.params["jaxpr"]), read, inside, scope)
             numbers |= zip(eqn.outvars, results, strict=True)
         else:
@@ -156,6 +168,7 @@ def _steps(
                 _Step(
                     eqn,
                     line,
+                    path,
                     made_by,
                     context.trips,
                     context.known,
@@ -179,9 +192,10 @@ def _called(eqn: Any) -> Iterator[Any]:
 
 
 def _line(eqn: Any) -> str:
-    text = source_info_util.summarize(eqn.source_info)
-    found = re.match(r"(.*?:\d+)(?::\d+)?(?: \(|$)", text)
-    return found[1] if found else ""
+    # The stack, the innermost frame last: "file:line:column (function)".
+    stack = source_info_util.summarize(eqn.source_info, _FRAMES)
+    frames = [frame.rpartition(" (")[0].split(":") for frame in stack.splitlines()]
+    return user_line((f[0], int(f[1])) for f in frames[::-1] if len(f) > 1)
 
 
 def _made_by(eqn: Any) -> frozenset[tuple[str, str]]:
@@ -234,6 +248,7 @@ def _reorder(step: _Step, found: Findings) -> None:
             share=None,
             source=step.line,
             cause=cause,
+            module=step.module,
         )
     )
 
@@ -265,16 +280,17 @@ def _dropped(step: _Step, what: str, found: Findings) -> None:
                 "order: use an operator of jax_layout there, or jl.optimize_layout "
                 "around the whole function",
                 user.line,
+                user.module,
             )
         )
 
 
-def _product(step: _Step) -> Iterator[Advice]:
-    """Warns of a product that a kernel of ours would serve."""
+def _product(step: _Step, found: Findings) -> None:
+    """Notes a product of plain jax that a kernel of ours would serve better."""
     eqn = step.eqn
     a, b = (v.aval for v in eqn.invars)
-    if a.dtype not in (jnp.bfloat16, jnp.float16):
-        return
+    if {f for f, _ in step.made_by} & {"products/gemm.py", "products/linear.py"}:
+        return  # ours, which chose plain jax
     spec = _spec(eqn.params["dimension_numbers"], a.ndim, b.ndim)
     kernel = gemm_kernel(
         "cpu",
@@ -284,34 +300,33 @@ def _product(step: _Step) -> Iterator[Advice]:
         precision=eqn.params["precision"],
         dtype=np.dtype(eqn.outvars[0].aval.dtype),
     )
-    ours = any(
-        file in ("products/gemm.py", "products/linear.py") for file, _ in step.made_by
-    )
-    if kernel is None or ours:
+    if kernel is None or kernel.work is None:
         return
-    if _who(kernel) == "matrix-vector" or has_amx():
-        yield Advice(
-            "16-bit-dot",
-            f"XLA computes this {a.dtype} product {spec} on a CPU without the kernels "
-            "that jl.einsum, jl.matmul and jl.linear have for it",
-            step.line,
+    method = choices.choose(kernel.work, kernel.methods)
+    if method is None:
+        return
+    why = _why(method)
+    found.faster[step.line, step.module] = why
+    if a.dtype in (jnp.bfloat16, jnp.float16):
+        m, n, k, steps = kernel.work.sizes
+        size = f"{m} x {n} x {k}" + (f", {steps} times" if steps > 1 else "")
+        found.warnings.append(
+            Advice(
+                "16-bit-dot",
+                f"XLA computes this {a.dtype} product {spec} of {size}; {why}: "
+                "use jl.einsum, jl.matmul or jl.linear",
+                step.line,
+                step.module,
+            )
         )
 
 
-def has_amx() -> bool:
-    """Whether products of ours run on AMX.
-
-    Elsewhere it depends on the processor and on jaxlib which of our 16-bit products
-    are faster than XLA's, so none is recommended but those with a vector.
-    """
-    native = _backends.module("cpu")
-    return native is not None and native.isa()["level"] == "amx"
-
-
-def _who(kernel: Kernel) -> str:
-    """Who computes a product on a CPU."""
-    problem = {k: v for k, v in kernel.attributes.items() if k != "workspace"}
-    return next(iter(_backends.gemm_methods("cpu", problem)), "")
+def _why(method: str) -> str:
+    """On what condition a method of ours is recommended."""
+    table = choices.source()
+    if table == "kernels":
+        return f"choices are set to run it with {method}, whatever its speed"
+    return f"{method} of jl.matmul is faster here by {os.path.basename(table)}"
 
 
 def _spec(numbers: Any, a_rank: int, b_rank: int) -> str:
