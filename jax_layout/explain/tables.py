@@ -223,7 +223,7 @@ def _times(group: Sequence[Any]) -> str:
 def _where(group: Sequence[Any]) -> str:
     """The module of the program and the source line, as far as known."""
     names = _pattern([item.module for item in group]), short(group[0].source)
-    return ", ".join(filter(None, names))
+    return " at ".join(filter(None, names))
 
 
 # --- numbers and names
