@@ -64,7 +64,7 @@ def of_reorder(
         advice = "keep it in that order, if it is used often"
         if platform != "cpu":
             advice = "jl.einsum and jl.matmul read operands in place"
-        elif at in faster:
+        elif faster.get(at):
             advice = f"jl.einsum and jl.matmul read it in place; {faster[at]}"
         yield Advice(
             "transposed-operand",
@@ -91,7 +91,7 @@ def of_conversion(
     advice = f"keep it in {place.at.shapes[0].dtype}, if there is memory for it"
     if conversion.cause == "the program's conversion":
         advice = "convert it once, before"
-    elif at in faster:
+    elif faster.get(at):
         advice = f"jl.matmul reads it as it is; {faster[at]}"
     yield Advice(
         "weights-converted",

@@ -64,9 +64,9 @@ def laid_out(
       compiled: says what a function costs with these arguments.
     """
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_formatted)
+    moved = report.reordered_bytes()
     if report.platform != "cpu" or any(map(is_formatted, leaves)):
         return
-    moved = report.reordered_bytes()
     if not _more(moved, 0, report):
         return
     with warnings.catch_warnings():
@@ -74,27 +74,34 @@ def laid_out(
         optimized: Any = optimize_layout(original or f, platform="cpu")
         plan = optimized.layout_report(*args, **kwargs)
         planned = _planned(plan)
-        once = None if kwargs else plan_layout(original or f, *args, platform="cpu")
         if original is None and planned < plan.original_bytes:
-            then, now = compiled(optimized), report.cost
-            if _more(now.moved, then.moved, report):
-                yield Advice(
-                    "optimize-layout",
-                    "compiled with jl.optimize_layout around the whole function, it "
-                    f"moves {megabytes(then.moved)} by reorders and conversions "
-                    f"instead of {megabytes(now.moved)}, with "
-                    f"{megabytes(then.temporary)} of temporary memory instead of "
-                    f"{megabytes(now.temporary)}",
-                    "",
-                )
-    laid = planned if once is None or once.report is None else _planned(once.report)
-    if once is not None and once.formats and _more(min(moved, planned), laid, report):
+            yield from _optimized(report, compiled(optimized))
+        relaid = any(a.code == "weights-relaid" for a in report.warnings)
+        if kwargs or not (relaid or original):
+            return
+        once = plan_layout(original or f, *args, platform="cpu")
+    laid = planned if once.report is None else _planned(once.report)
+    if once.formats and _more(min(moved, planned), laid, report):
         number = len(once.formats)
         yield Advice(
             "plan-layout",
             f"jl.plan_layout lays out {number} argument{'s' * (number > 1)} once, "
             f"before all calls: its plan re-orders {megabytes(laid)} on each, that of "
             f"jl.optimize_layout {megabytes(planned)}",
+            "",
+        )
+
+
+def _optimized(report: Report, then: Cost) -> Iterator[Advice]:
+    now = report.cost
+    grown = _more(then.temporary, now.temporary, report)
+    if _more(now.moved, then.moved, report) and not grown:
+        yield Advice(
+            "optimize-layout",
+            "compiled with jl.optimize_layout around the whole function, it moves "
+            f"{megabytes(then.moved)} by reorders and conversions instead of "
+            f"{megabytes(now.moved)}, with {megabytes(then.temporary)} of temporary "
+            f"memory instead of {megabytes(now.temporary)}",
             "",
         )
 

@@ -27,6 +27,8 @@ from jax_layout import choices
 from jax_layout.explain import alternatives, compiled, hlo, traced
 from jax_layout.explain.report import Cost, Report
 
+# In the text of a program that calls kernels of ours.
+_OURS = 'custom_call_target="jax_layout_'
 _TRANSFORMATIONS = {
     "Gradient": "grad",
     "Value and gradient": "value_and_grad",
@@ -95,7 +97,7 @@ def _explain(f: Any, platform: str | None, args: Any, kwargs: Any) -> Report:
         reorders=(*traces.reorders, *findings.reorders),
         products=tuple(findings.products),
         values=(*traces.tags, *findings.values),
-        warnings=(),
+        warnings=(*traces.warnings, *findings.warnings),
         bytes=findings.bytes,
         flops=findings.flops,
         bandwidth=machine.bandwidth,
@@ -105,7 +107,7 @@ def _explain(f: Any, platform: str | None, args: Any, kwargs: Any) -> Report:
         conversions=tuple(findings.conversions),
         temporary=program.temporary,
     )
-    if original is None and name == "cpu" and "jax_layout_" in program.text:
+    if original is None and name == "cpu" and _OURS in program.text:
         with choices.forced("lax"):
             plain = _cost(program.again())
         report = dataclasses.replace(report, plain=plain)
@@ -115,8 +117,7 @@ def _explain(f: Any, platform: str | None, args: Any, kwargs: Any) -> Report:
 
     warnings = (
         *alternatives.worse(report),
-        *traces.warnings,
-        *findings.warnings,
+        *report.warnings,
         *alternatives.laid_out(f, original, args, kwargs, report, cost),
     )
     return dataclasses.replace(report, warnings=tuple(dict.fromkeys(warnings)))

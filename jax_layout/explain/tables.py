@@ -29,10 +29,10 @@ def summary(report: Report) -> str:
     )
     if converted := report.conversions:
         size = megabytes(sum(c.total_bytes for c in converted))
-        share = sum(c.share for c in converted)
-        text += (
-            f"; {_count(len(converted), 'conversion')} of dtype, {size}, {share:.0%}"
-        )
+        number = _count(len(converted), "conversion")
+        text += f"; {number} of dtype, {size}, {sum(c.share for c in converted):.0%}"
+    if report.temporary:
+        text += f"; {megabytes(report.temporary)} of temporary memory"
     return text
 
 

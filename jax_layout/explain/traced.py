@@ -35,7 +35,8 @@ class Findings:
     Attributes:
       transposes: source lines of those that move anything, by extents of the operand
         and axes, and by source line and number of elements.
-      faster: why products of plain jax would be ours, by source line and module.
+      faster: why products of plain jax would be ours, by source line and module; ""
+        if they would not.
     """
 
     reorders: list[Reorder]
@@ -300,23 +301,21 @@ def _product(step: _Step, found: Findings) -> None:
         precision=eqn.params["precision"],
         dtype=np.dtype(eqn.outvars[0].aval.dtype),
     )
-    if kernel is None or kernel.work is None:
-        return
-    method = choices.choose(kernel.work, kernel.methods)
-    if method is None:
-        return
-    why = _why(method)
-    found.faster[step.line, step.module] = why
-    if a.dtype in (jnp.bfloat16, jnp.float16):
-        m, n, k, steps = kernel.work.sizes
+    work = None if kernel is None else kernel.work
+    method = choices.choose(work, kernel.methods) if kernel and work else None
+    why = "" if method is None else _why(method)
+    # Of several products there, gradients say, all must be.
+    at = step.line, step.module
+    found.faster[at] = why if found.faster.get(at, why) == why else ""
+    if work and why and a.dtype in (jnp.bfloat16, jnp.float16):
+        m, n, k, steps = work.sizes
         size = f"{m} x {n} x {k}" + (f", {steps} times" if steps > 1 else "")
         found.warnings.append(
             Advice(
                 "16-bit-dot",
                 f"XLA computes this {a.dtype} product {spec} of {size}; {why}: "
                 "use jl.einsum, jl.matmul or jl.linear",
-                step.line,
-                step.module,
+                *at,
             )
         )
 
