@@ -206,6 +206,17 @@ def source() -> str:
     return str(tables[0][0]) if tables else "every table that knows a call"
 
 
+def decided_by(work: Work, methods: Sequence[str] = OURS) -> str:
+    """What the choice of a call comes from, as `source`; the table that knows it."""
+    where = _source()
+    if where in ("kernels", "lax"):
+        return where
+    for path, table in _tables(where):
+        if any(table.ratio(work, method) is not None for method in methods):
+            return str(path)
+    return "every table that knows a call"
+
+
 def _source() -> str:
     return _given[0] or os.environ.get(VARIABLE) or ""
 

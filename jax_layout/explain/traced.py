@@ -301,9 +301,9 @@ def _product(step: _Step, found: Findings) -> None:
         precision=eqn.params["precision"],
         dtype=np.dtype(eqn.outvars[0].aval.dtype),
     )
-    work = None if kernel is None else kernel.work
-    method = choices.choose(work, kernel.methods) if kernel and work else None
-    why = "" if method is None else _why(method)
+    work, why = None if kernel is None else kernel.work, ""
+    if kernel and work and (method := choices.choose(work, kernel.methods)):
+        why = _why(method, choices.decided_by(work, kernel.methods))
     # Of several products there, gradients say, all must be.
     at = step.line, step.module
     found.faster[at] = why if found.faster.get(at, why) == why else ""
@@ -320,9 +320,8 @@ def _product(step: _Step, found: Findings) -> None:
         )
 
 
-def _why(method: str) -> str:
+def _why(method: str, table: str) -> str:
     """On what condition a method of ours is recommended."""
-    table = choices.source()
     if table == "kernels":
         return f"choices are set to run it with {method}, whatever its speed"
     return f"{method} of jl.matmul is faster here by {os.path.basename(table)}"

@@ -22,9 +22,10 @@ def advice(report: jl.Report, code: str):
 
 @pytest.fixture
 def table(tmp_path, monkeypatch):
-    """Writes a table of choices, and uses it."""
+    """Writes a table of choices, and uses it alone."""
     monkeypatch.setattr(choices, "_given", [None])
-    caches = (choices._tables, choices._best)
+    monkeypatch.setattr(choices, "_PACKAGED", tmp_path / "packaged")
+    caches = (choices._tables, choices._best, choices.packaged)
 
     def use(**cases):
         content = {
@@ -40,6 +41,7 @@ def table(tmp_path, monkeypatch):
         for cache in caches:
             cache.cache_clear()
         jl.use_choices(path)
+        return path
 
     yield use
     for cache in caches:
@@ -47,6 +49,8 @@ def table(tmp_path, monkeypatch):
 
 
 # --- products
+
+POINTS = {"gemm bfloat16 NN": [[[1, 512, 256, 1], {"matrix-vector": 4.0}]]}
 
 
 def product(a, b):
@@ -66,7 +70,8 @@ def test_16_bit_products_are_recommended_where_the_table_has_them_faster(table, 
         explained(product, (1, 256), (256, 512), dtype=dtype), "16-bit-dot"
     )
     assert "1 x 512 x 256" in found.message
-    assert "matrix-vector of jl.matmul is faster here by measured.json" in found.message
+    by = "matrix-vector of jl.matmul is faster here by measured.json"
+    assert by in found.message
     slower = explained(product, (64, 256), (256, 512), dtype=dtype)
     assert not any("jl." in a.message for a in slower.warnings)
     (found,) = advice(
@@ -80,6 +85,16 @@ def test_nothing_is_recommended_that_no_table_knows(table):
     for rows in 1, 8, 256:
         report = explained(product, (rows, 256), (256, 512), dtype=BF16)
         assert not advice(report, "16-bit-dot")
+
+
+def test_the_table_is_named_that_knows_the_call(table, tmp_path):
+    path = table()
+    other = json.loads(path.read_text()) | {"profile": "another", "cases": POINTS}
+    (tmp_path / "packaged").mkdir()
+    (tmp_path / "packaged" / "other.json").write_text(json.dumps(other))
+    report = explained(product, (1, 256), (256, 512), dtype=BF16)
+    (found,) = advice(report, "16-bit-dot")
+    assert "is faster here by every table that knows a call" in found.message
 
 
 def test_what_choices_are_set_to_is_said():

@@ -240,6 +240,7 @@ def test_our_linear_names_its_epilogue_and_library():
     (product,) = report.products
     form, library = product.implementation.split(", ")
     assert form == "jax_layout TN" and library in (
+        "blocked",
         "oneDNN",
         "OpenBLAS",
         "AMX",
