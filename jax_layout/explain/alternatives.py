@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import jax
 
 from jax_layout.explain.report import Advice, Cost, Report
 from jax_layout.explain.tables import megabytes
-from jax_layout.optimize.optimize import is_formatted, optimize_layout
+from jax_layout.optimize.optimize import is_array, is_formatted, optimize_layout
 from jax_layout.optimize.saved_plan import plan_layout
 
 # What counts as more: by a tenth, and by a hundredth of all that the program reads and
@@ -51,7 +52,7 @@ def laid_out(
     args: Any,
     kwargs: Any,
     report: Report,
-    compiled: Callable[[Any], Cost],
+    compiled: Callable[[Any, Any, Any], Cost],
 ) -> Iterator[Advice]:
     """Names `optimize_layout` or `plan_layout` where a program moves less with them.
 
@@ -61,54 +62,53 @@ def laid_out(
       args: its arguments.
       kwargs: the same.
       report: of f.
-      compiled: says what a function costs with these arguments.
+      compiled: says what a function costs with arguments.
     """
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_formatted)
-    moved = report.reordered_bytes()
     if report.platform != "cpu" or any(map(is_formatted, leaves)):
         return
-    if not _more(moved, 0, report):
+    if not _more(report.reordered_bytes(), 0, report):
+        return
+    if original is None:
+        optimized: Any = optimize_layout(f, platform="cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of functions that it leaves as they are
+            plan = optimized.layout_report(*args, **kwargs)
+        if plan.optimized and plan.planned_bytes < plan.original_bytes:
+            how = "jl.optimize_layout around the whole function"
+            then = compiled(optimized, args, kwargs)
+            yield from _less("optimize-layout", how, then, report)
+    relaid = any(a.code == "weights-relaid" for a in report.warnings)
+    if kwargs or not all(map(is_array, leaves)) or not (relaid or original):
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of functions that it leaves as they are
-        optimized: Any = optimize_layout(original or f, platform="cpu")
-        plan = optimized.layout_report(*args, **kwargs)
-        planned = _planned(plan)
-        if original is None and planned < plan.original_bytes:
-            yield from _optimized(report, compiled(optimized))
-        relaid = any(a.code == "weights-relaid" for a in report.warnings)
-        if kwargs or not (relaid or original):
-            return
+        warnings.simplefilter("ignore")
         once = plan_layout(original or f, *args, platform="cpu")
-    laid = planned if once.report is None else _planned(once.report)
-    if once.formats and _more(min(moved, planned), laid, report):
-        number = len(once.formats)
-        yield Advice(
-            "plan-layout",
-            f"jl.plan_layout lays out {number} argument{'s' * (number > 1)} once, "
-            f"before all calls: its plan re-orders {megabytes(laid)} on each, that of "
-            f"jl.optimize_layout {megabytes(planned)}",
-            "",
+    if number := len(once.formats):
+        laid = [
+            jax.eval_shape(functools.partial(once.params, argnum=i), x)
+            for i, x in enumerate(args)
+        ]
+        how = (
+            f"jl.plan_layout, {number} argument{'s' * (number > 1)} laid out once, "
+            "before all calls"
         )
+        then = compiled(once.jit(), laid, {})
+        yield from _less("plan-layout", how, then, report)
 
 
-def _optimized(report: Report, then: Cost) -> Iterator[Advice]:
+def _less(code: str, how: str, then: Cost, report: Report) -> Iterator[Advice]:
     now = report.cost
-    grown = _more(then.temporary, now.temporary, report)
-    if _more(now.moved, then.moved, report) and not grown:
+    if _more(now.moved, then.moved, report):
         yield Advice(
-            "optimize-layout",
-            "compiled with jl.optimize_layout around the whole function, it moves "
-            f"{megabytes(then.moved)} by reorders and conversions instead of "
-            f"{megabytes(now.moved)}, with {megabytes(then.temporary)} of temporary "
-            f"memory instead of {megabytes(now.temporary)}",
+            code,
+            f"compiled with {how}, it moves {megabytes(then.moved)} by reorders and "
+            f"conversions instead of {megabytes(now.moved)}, with "
+            f"{megabytes(then.temporary)} of temporary memory instead of "
+            f"{megabytes(now.temporary)}",
             "",
         )
 
 
 def _more(bytes: int, than: int, report: Report) -> bool:
     return bytes - than > max(_MORE * than, _NOTICED * report.bytes)
-
-
-def _planned(report: Any) -> int:
-    return report.planned_bytes if report.optimized else report.original_bytes

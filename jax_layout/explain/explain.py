@@ -112,7 +112,7 @@ def _explain(f: Any, platform: str | None, args: Any, kwargs: Any) -> Report:
             plain = _cost(program.again())
         report = dataclasses.replace(report, plain=plain)
 
-    def cost(g: Any) -> Cost:
+    def cost(g: Any, args: Any, kwargs: Any) -> Cost:
         return _cost(_compile(g, device if platform else None, args, kwargs))
 
     warnings = (

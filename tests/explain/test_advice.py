@@ -197,7 +197,7 @@ def test_plans_are_named_where_they_move_less():
     for cost in better.cost, report.cost:
         assert megabytes(cost.moved) in found.message
     (found,) = advice(better, "plan-layout")
-    assert "jl.plan_layout lays out" in found.message
+    assert "jl.plan_layout, 2 arguments laid out once" in found.message
 
 
 def test_plans_are_not_named_where_nothing_moves():
