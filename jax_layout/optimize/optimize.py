@@ -44,7 +44,7 @@ from jax_layout.optimize.plan import (
     original_bytes,
     unsupported,
 )
-from jax_layout.optimize.rules import RULES, Formats, Step, dot_general
+from jax_layout.optimize.rules import RULES, Formats, Step
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,15 +82,10 @@ def _own_convolution(eqn: Equation, formats: Formats, planner: Planner) -> Step 
     return own_convolution(eqn, formats, planner.anchor, planner.weights, asked, pack)
 
 
-def _dot_general(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
-    return dot_general(eqn, formats, planner.keep_products)
-
-
 _NESTED: dict[str, NestedRule] = {
     **CONTROL,
     "conv_general_dilated": _convolution,
     **dict.fromkeys(OWN_CONVOLUTIONS, _own_convolution),
-    "dot_general": _dot_general,
 }
 
 Policy = str | Channels | MemoryFormat | Callable[[str, tuple[int, ...], Any], Any]
@@ -327,7 +322,7 @@ def trace(
         return f(*again, **named)
 
     closed = jax.make_jaxpr(function)(*logical)
-    total = original_bytes(closed.jaxpr)
+    total = original_bytes(closed)
     traced = Traced(
         closed,
         arrays,
@@ -363,7 +358,9 @@ def trace(
         plan = planner.plan(closed, formats, ends)
         cost = plan.total()
         cost.add(plan.result_cost(ends))
-        better = cost.bytes_moved <= total
+        # Kernels are a gain; so are weights that are laid out once.
+        gain = cost.kernels > 0 or weights
+        better = cost.bytes_moved < total or (gain and cost.bytes_moved == total)
         traced.report = LayoutReport(
             total, cost.bytes_moved, better, cost.conversions, dict(cost.barriers)
         )
