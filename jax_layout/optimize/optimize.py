@@ -39,8 +39,11 @@ from jax_layout.optimize.plan import (
     Plan,
     Planner,
     Value,
-    differentiates_weights,
     emit,
+)
+from jax_layout.optimize.program import (
+    differentiates_weights,
+    holds_ours,
     original_bytes,
     unsupported,
 )
@@ -358,9 +361,11 @@ def trace(
         plan = planner.plan(closed, formats, ends)
         cost = plan.total()
         cost.add(plan.result_cost(ends))
-        # Kernels are a gain; so are weights that are laid out once.
+        # Kernels are a gain; so are weights that are laid out once. Where neither
+        # kernels nor formats of ours are, transposes are best where XLA has them.
         gain = cost.kernels > 0 or weights
-        better = cost.bytes_moved < total or (gain and cost.bytes_moved == total)
+        less = cost.bytes_moved < total and holds_ours(closed)
+        better = less or (gain and cost.bytes_moved <= total)
         traced.report = LayoutReport(
             total, cost.bytes_moved, better, cost.conversions, dict(cost.barriers)
         )

@@ -20,13 +20,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jax_layout import _compat
 from jax_layout.formats.memory_format import MemoryFormat, convert, row_major
-from jax_layout.optimize.convolution import (
-    OWN_CONVOLUTIONS,
-    Anchor,
-    convolution_cost,
-    of_weights,
-    own_convolution_cost,
-)
+from jax_layout.optimize.convolution import Anchor
 from jax_layout.optimize.cut import least_cost
 from jax_layout.optimize.products import (
     PRODUCTS,
@@ -45,6 +39,7 @@ from jax_layout.optimize.rules import (
     is_array,
     moves,
     nbytes,
+    transpose_cost,
     without_units,
 )
 from jax_layout.plain import lax
@@ -237,6 +232,7 @@ class Planner:
         them as weights.
       fused: results of transposes that XLA writes for nothing.
       theirs: results of products that XLA fuses with what lies between them.
+      kept: results of transposes beside products of XLA's, which it has there already.
     """
 
     anchor: Anchor
@@ -249,6 +245,7 @@ class Planner:
     packed: set[Any] = dataclasses.field(default_factory=set)
     fused: set[Any] = dataclasses.field(default_factory=set)
     theirs: set[Any] = dataclasses.field(default_factory=set)
+    kept: set[Any] = dataclasses.field(default_factory=set)
 
     def plan(
         self,
@@ -277,9 +274,7 @@ class Planner:
             hoisted = [1 / trips] * (len(captured) + constants)
             shares = hoisted + [1.0] * (len(formats) - constants)
             for staying in (None, self.staying):
-                steps = least_cost(
-                    plan, ends, shares, self.movable, self.step, staying
-                )
+                steps = least_cost(plan, ends, shares, self.movable, self.step, staying)
                 if steps is not None:
                     other = _assembled(jaxpr, captured, start, steps)
                     if other.whole(ends, shares) < plan.whole(ends, shares):
@@ -292,9 +287,25 @@ class Planner:
             # What has this id stays alive as long as the key is known.
             self.known[id(closed)] = closed, opened(closed)
             flat, _ = self.known[id(closed)][1]
-            self.fused.update(fused_transposes(flat.eqns, flat.outvars))
             self.theirs.update(attention(flat.eqns))
+            fused = fused_transposes(flat.eqns, flat.outvars)
+            self.fused.update(fused)
+            self.kept.update(v for v, near in fused.items() if self._keeps(near))
         return self.known[id(closed)][1]
+
+    def _keeps(
+        self, products: Sequence[tuple[Equation, Sequence[MemoryFormat]]]
+    ) -> bool:
+        """Whether products are XLA's, whether or not they read through a transpose."""
+        return bool(products) and not any(
+            dot_general(eqn, formats, self._stays(eqn)).ours
+            for eqn, read in products
+            for formats in (read, [row_major(f.ndim) for f in read])
+        )
+
+    def _stays(self, eqn: Equation) -> bool:
+        """Whether a product stays `jax.lax.dot_general`."""
+        return self.keep_products or eqn.outvars[0] in self.theirs
 
     def read_once(self, closed: Any) -> list[Any]:
         """The operands of a jaxpr that one equation reads, and nothing else."""
@@ -375,10 +386,12 @@ class Planner:
             for f, v in zip(formats, eqn.invars, strict=True)
         ]
         if name == "dot_general":
-            keep = self.keep_products or eqn.outvars[0] in self.theirs
-            step = dot_general(eqn, formats, keep, wish)
+            step = dot_general(eqn, formats, self._stays(eqn), wish)
         elif name in PRODUCTS:
             step = own_product(eqn, formats, wish)
+        elif name == "transpose" and wish is None and eqn.outvars[0] in self.kept:
+            plain = formats[0] is not None and formats[0].row_major
+            step = self.staying(eqn) if plain else self.rules[name](eqn, formats)
         elif name in self.nested:
             step = self.nested[name](eqn, formats, self)
         elif name in self.rules:
@@ -550,84 +563,3 @@ def _maker(step: Step, values: Sequence[Value]) -> Callable[[MemoryFormat], Arra
         return step.emit_in(format, *(v.get(f) for v, f in operands))
 
     return make
-
-
-# The jaxprs, by parameter, that are part of the program around them.
-JAXPRS = ("jaxpr", "call_jaxpr", "body_jaxpr", "cond_jaxpr", "branches")
-_OPENED = {
-    "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call",
-    "checkpoint", "remat2", "scan", "while", "cond",
-}  # fmt: skip
-
-
-def inner_jaxprs(eqn: Equation) -> list[Any]:
-    """The jaxprs of control flow that a plan goes into."""
-    return [getattr(j, "jaxpr", j) for j in _inner(eqn)]
-
-
-def _inner(eqn: Equation) -> list[Any]:
-    """The same, with what they captured."""
-    if eqn.primitive.name not in _OPENED:
-        return []
-    found = [eqn.params[name] for name in JAXPRS if name in eqn.params]
-    return [j for f in found for j in (f if isinstance(f, tuple | list) else [f])]
-
-
-def transpose_cost(eqn: Equation) -> int:
-    """Bytes that a transpose reads and writes."""
-    axes = eqn.params.get("permutation", eqn.params.get("axes"))
-    source, out = row_major(len(axes)), eqn.outvars[0].aval
-    return 2 * nbytes(out) * moves(source.transposed(axes), source, out.shape)
-
-
-def original_bytes(closed: Any, known: dict[int, int] | None = None) -> int:
-    """What a program re-orders as it stands, on CPUs, and XLA does not fuse."""
-    known = {} if known is None else known
-    if id(closed) in known:
-        return known[id(closed)]
-    flat, _ = opened(closed)
-    fused = fused_transposes(flat.eqns, flat.outvars)
-    total = 0
-    for eqn in flat.eqns:
-        name = eqn.primitive.name
-        if name in ("transpose", "permute"):
-            total += 0 if eqn.outvars[0] in fused else transpose_cost(eqn)
-        elif name == "conv_general_dilated":
-            arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-            total += convolution_cost(eqn.params["dimension_numbers"], *arrays)
-        elif name in OWN_CONVOLUTIONS:
-            total += own_convolution_cost(eqn, eqn.params["conv"])
-        elif inner := _inner(eqn):
-            costs = [original_bytes(j, known) for j in inner]
-            trips = {"scan": eqn.params.get("length"), "while": UNKNOWN_TRIPS}
-            once = max(costs) if name == "cond" else sum(costs)
-            total += trips.get(name, 1) * once
-    known[id(closed)] = total
-    return total
-
-
-def differentiates_weights(jaxpr: Any) -> bool:
-    """Whether there is a gradient of a convolution's weights in a program."""
-    return any(
-        eqn.primitive.name == "conv_weight_grad"
-        or (eqn.primitive.name == "conv_general_dilated" and of_weights(eqn))
-        or any(map(differentiates_weights, inner_jaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
-
-
-def unsupported(jaxpr: Any) -> tuple[Equation, str] | None:
-    """The first equation that cannot be evaluated on other memory, and why."""
-    for eqn in jaxpr.eqns:
-        for v in (*eqn.invars, *eqn.outvars):
-            if isinstance(v, Literal):
-                continue
-            if _compat.is_reference(v.aval):
-                return eqn, "works on a mutable reference"
-            if is_array(v) and _compat.is_explicitly_sharded(v.aval):
-                return eqn, "has an axis sharded over an explicit mesh axis"
-        for inner in inner_jaxprs(eqn):
-            found = unsupported(inner)
-            if found is not None:
-                return found
-    return None

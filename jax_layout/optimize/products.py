@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-
 from jax.extend.core import Literal
 
 from jax_layout import _backends, _compat, choices
@@ -131,9 +130,7 @@ def dot_general(
     return Step(
         wanted,
         [given],
-        lambda a, b: [
-            lax.dot_general(*((b, a) if swap else (a, b)), numbers, **rest)
-        ],
+        lambda a, b: [lax.dot_general(*((b, a) if swap else (a, b)), numbers, **rest)],
     )
 
 
@@ -143,9 +140,7 @@ def _letters(eqn: Equation) -> tuple[str, str, str]:
     a, b = (v.aval.ndim for v in eqn.invars)
     letters = iter(string.ascii_letters)
     x = [next(letters) for _ in range(a)]
-    shared = dict(
-        zip((*rhs_sum, *rhs_batch), (*lhs_sum, *lhs_batch), strict=True)
-    )
+    shared = dict(zip((*rhs_sum, *rhs_batch), (*lhs_sum, *lhs_batch), strict=True))
     w = [x[shared[i]] if i in shared else next(letters) for i in range(b)]
     y = [x[i] for i in lhs_batch]
     y += [x[i] for i in range(a) if i not in (*lhs_sum, *lhs_batch)]
@@ -201,11 +196,17 @@ def _runs(eqn: Equation, formats: Sequence[MemoryFormat], spec: str) -> bool:
 # --- what XLA does for nothing
 
 
-def fused_transposes(eqns: Sequence[Equation], results: Iterable[Any]) -> set[Any]:
+def fused_transposes(
+    eqns: Sequence[Equation], results: Iterable[Any]
+) -> dict[Any, list[tuple[Equation, list[MemoryFormat]]]]:
     """The results of transposes that XLA writes for nothing.
 
     Those that it reads through in products and elementwise functions, and those of
     what such a one makes for the transpose alone. Reshapes may lie between.
+
+    Returns:
+      for each, the products beside it, with the formats in which these would read
+      their operands without it.
     """
     readers: dict[Any, list[Equation | None]] = {v: [None] for v in results if _new(v)}
     maker: dict[Any, Equation] = {}
@@ -234,8 +235,31 @@ def fused_transposes(eqns: Sequence[Equation], results: Iterable[Any]) -> set[An
             return made(eqn.invars[0], alike and _alike(eqn))
         return fuses(eqn, alike)
 
+    def beside(transpose: Equation) -> list[tuple[Equation, list[MemoryFormat]]]:
+        out = transpose.outvars[0]
+        axes = transpose.params["permutation"]
+        found = []
+        pending = [transpose]
+        while pending:
+            for eqn in readers.get(pending.pop().outvars[0], []):
+                if _renames(eqn):
+                    pending.append(eqn)
+                elif fuses(eqn, True) and eqn.primitive.name == "dot_general":
+                    plain = [row_major(v.aval.ndim) for v in eqn.invars]
+                    read = [
+                        f.transposed(axes) if v is out else f
+                        for v, f in zip(eqn.invars, plain, strict=True)
+                    ]
+                    found.append((eqn, read))
+        eqn = transpose
+        while _renames(eqn) and _new(eqn.invars[0]):
+            eqn = maker.get(eqn.invars[0])
+        if eqn is not None and eqn.primitive.name == "dot_general":
+            found.append((eqn, [row_major(v.aval.ndim) for v in eqn.invars]))
+        return found
+
     return {
-        eqn.outvars[0]
+        eqn.outvars[0]: beside(eqn)
         for eqn in eqns
         if eqn.primitive.name == "transpose"
         and (read(eqn.outvars[0]) or made(eqn.invars[0]))
@@ -247,7 +271,7 @@ def _new(v: Any) -> bool:
     return not isinstance(v, Literal)
 
 
-def _reshapes(eqn: Equation | None) -> bool:
+def _reshapes(eqn: Any) -> bool:
     """Whether an equation gives the same memory another shape."""
     names = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
     return (
@@ -257,7 +281,7 @@ def _reshapes(eqn: Equation | None) -> bool:
     )
 
 
-def _renames(eqn: Equation | None) -> bool:
+def _renames(eqn: Any) -> bool:
     return _reshapes(eqn) or (eqn is not None and eqn.primitive.name == "transpose")
 
 

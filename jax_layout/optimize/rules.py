@@ -91,6 +91,13 @@ def moves(source: MemoryFormat, target: MemoryFormat, shape: tuple[int, ...]) ->
     )
 
 
+def transpose_cost(eqn: Equation) -> int:
+    """Bytes that a transpose reads and writes."""
+    axes = eqn.params.get("permutation", eqn.params.get("axes"))
+    source, out = row_major(len(axes)), eqn.outvars[0].aval
+    return 2 * nbytes(out) * moves(source.transposed(axes), source, out.shape)
+
+
 def without_units(
     format: MemoryFormat | None, shape: Sequence[int]
 ) -> MemoryFormat | None:
@@ -180,15 +187,16 @@ def _one_tagged(
 ) -> MemoryFormat | None:
     """The permutation that the first operands, of one rank, are all to have.
 
-    None if the largest is row-major: a small one that is added to it follows.
+    That of the most elements; None if they are row-major, or of no permutation.
     """
-    format, best = None, (0, False)
+    sizes: dict[MemoryFormat, int] = {}
     for v, f in zip(eqn.invars[:operands], formats, strict=False):
-        if f is not None and f.permutation is not None:
-            rank = v.aval.size, not f.row_major
-            if rank > best:
-                format, best = f, rank
-    return format if best[1] else None
+        if f is not None:
+            plain = f.permutation is None or f.row_major
+            key = row_major(v.aval.ndim) if plain else f
+            sizes[key] = sizes.get(key, 0) + v.aval.size
+    format = max(sizes, key=lambda f: (sizes[f], not f.row_major), default=row_major(0))
+    return None if format.row_major else format
 
 
 def per_axis(*names: str, operands: int = 1) -> Rule:
