@@ -99,6 +99,11 @@ def dot_general(
             order, ours = other, True
         elif other in orders:  # XLA's operands change places
             order, ours, swap = other, False, other == orders[1]
+    if not ours and not all(f.row_major for f in wanted):
+        # Axes that no kernel contracts in place: their maker may write others.
+        plain = dot_general(eqn, [row_major(f.ndim) for f in wanted], keep, wish)
+        if plain.ours:
+            return plain
     given = MemoryFormat.of_permutation([y.index(i) for i in order])
     if ours:
         options = {"alpha": 1, "beta": 0, "out_sharding": None}
@@ -208,14 +213,14 @@ def fused_transposes(
       for each, the products beside it, with the formats in which these would read
       their operands without it.
     """
-    readers: dict[Any, list[Equation | None]] = {v: [None] for v in results if _new(v)}
-    maker: dict[Any, Equation] = {}
+    readers: dict[Any, list[Any]] = {v: [None] for v in results if _new(v)}
+    maker: dict[Any, Any] = {}
     for eqn in eqns:
         for v in filter(_new, eqn.invars):
             readers.setdefault(v, []).append(eqn)
         maker.update((v, eqn) for v in eqn.outvars)
 
-    def fuses(eqn: Equation | None, alike: bool) -> bool:
+    def fuses(eqn: Any, alike: bool) -> bool:
         """Whether an equation fuses with a transpose; a product with the same axes."""
         name = None if eqn is None else eqn.primitive.name
         return name in _FUSED or (name == "dot_general" and alike)
