@@ -99,6 +99,7 @@ def convolution(
         [given],
         lambda x, w: [apply(x, w, dimension_numbers=specs, **params)],
         bytes_moved=0 if kernels else convolution_cost(specs, lhs, rhs, out),
+        ours=kernels,
     )
     if not kernels or gradient or not (pack or _in_blocks(formats[1])):
         return step

@@ -18,7 +18,18 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jax_layout.formats.memory_format import MemoryFormat, row_major
-from jax_layout.optimize.rules import Equation, Formats, moves, nbytes, regroup
+from jax_layout.optimize.products import PRODUCTS
+from jax_layout.optimize.rules import (
+    Equation,
+    Formats,
+    format_of,
+    moves,
+    nbytes,
+    regroup,
+)
+
+StepFor = Callable[[Equation, Formats, MemoryFormat | None], Any]
+_TRANSPOSES = ("transpose", "permute")
 
 # Ends of the graph; the nodes of equations and values come after them.
 _SOURCE, _SINK = 0, 1
@@ -31,7 +42,8 @@ def least_cost(
     ends: Formats,
     shares: Sequence[float],
     movable: Callable[[Equation], bool],
-    step_for: Callable[[Equation, Formats], Any],
+    step_for: StepFor,
+    staying: Callable[[Equation], Any] | None = None,
 ) -> list[Any] | None:
     """Steps that move the fewest bytes.
 
@@ -40,7 +52,10 @@ def least_cost(
       ends: formats in which the results are wanted; None or nothing for any.
       shares: of each operand, the part of its conversion that counts.
       movable: whether an equation may compute in several formats.
-      step_for: how an equation computes on operands in these formats.
+      step_for: how an equation computes on operands in these formats, if its result
+        is wanted in this one.
+      staying: what a transpose does that stays one; left out, it is another name for
+        what lies in memory.
 
     Returns:
       a step for each equation, or None if those of the plan are as good.
@@ -48,7 +63,7 @@ def least_cost(
     graph = _Program(plan, ends)
     if not graph.may_gain(movable):
         return None
-    others = graph.alternatives(movable, step_for)
+    others = graph.alternatives(movable, step_for, staying)
     taken = _cut(*graph.terms(others, shares))
     if not taken:
         return None
@@ -95,7 +110,8 @@ class _Program:
     def alternatives(
         self,
         movable: Callable[[Equation], bool],
-        step_for: Callable[[Equation, Formats], Any],
+        step_for: StepFor,
+        staying: Callable[[Equation], Any] | None,
     ) -> dict[int, Any]:
         """For equations, by number, the step in the format that is wanted further down.
 
@@ -124,7 +140,10 @@ class _Program:
             formats = None if wish is None else self._operands(eqn, wish)
             if wish is None or formats is None:
                 continue
-            other = step_for(eqn, formats)
+            if staying is not None and eqn.primitive.name in _TRANSPOSES:
+                other = staying(eqn)
+            else:
+                other = step_for(eqn, formats, wish)
             given = other.given[0]
             if given is not None and not moves(given, wish, out.aval.shape):
                 others[i] = other
@@ -136,16 +155,18 @@ class _Program:
     ) -> list[MemoryFormat | None] | None:
         """Formats of operands from which the first result could come in this one."""
         name, out = eqn.primitive.name, eqn.outvars[0].aval
-        if wish.row_major:
-            return [row_major(v.aval.ndim) for v in eqn.invars]
-        if name in ("transpose", "permute"):
+        if name in _TRANSPOSES:
             axes = eqn.params.get("permutation", eqn.params.get("axes"))
             return [wish.transposed(np.argsort(axes).tolist())]
+        if name in PRODUCTS:
+            return [format_of(v, self.base) for v in eqn.invars]
+        if wish.row_major:
+            return [row_major(v.aval.ndim) for v in eqn.invars]
         if name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim"):
             before = regroup(wish, out.shape, eqn.invars[0].aval.shape)
             return None if before is None else [before]
         return [
-            row_major(np.ndim(v.val))
+            format_of(v, self.base)
             if isinstance(v, Literal)
             else wish
             if self.base[v] is not None and v.aval.ndim == out.ndim

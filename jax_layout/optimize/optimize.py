@@ -39,12 +39,15 @@ from jax_layout.optimize.plan import (
     Plan,
     Planner,
     Value,
-    differentiates_weights,
     emit,
+)
+from jax_layout.optimize.program import (
+    differentiates_weights,
+    holds_ours,
     original_bytes,
     unsupported,
 )
-from jax_layout.optimize.rules import RULES, Formats, Step, dot_general
+from jax_layout.optimize.rules import RULES, Formats, Step
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,15 +85,10 @@ def _own_convolution(eqn: Equation, formats: Formats, planner: Planner) -> Step 
     return own_convolution(eqn, formats, planner.anchor, planner.weights, asked, pack)
 
 
-def _dot_general(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
-    return dot_general(eqn, formats, planner.keep_products)
-
-
 _NESTED: dict[str, NestedRule] = {
     **CONTROL,
     "conv_general_dilated": _convolution,
     **dict.fromkeys(OWN_CONVOLUTIONS, _own_convolution),
-    "dot_general": _dot_general,
 }
 
 Policy = str | Channels | MemoryFormat | Callable[[str, tuple[int, ...], Any], Any]
@@ -327,7 +325,7 @@ def trace(
         return f(*again, **named)
 
     closed = jax.make_jaxpr(function)(*logical)
-    total = original_bytes(closed.jaxpr)
+    total = original_bytes(closed)
     traced = Traced(
         closed,
         arrays,
@@ -363,7 +361,11 @@ def trace(
         plan = planner.plan(closed, formats, ends)
         cost = plan.total()
         cost.add(plan.result_cost(ends))
-        better = cost.bytes_moved <= total
+        # Kernels are a gain; so are weights that are laid out once. Where neither
+        # kernels nor formats of ours are, transposes are best where XLA has them.
+        gain = cost.kernels > 0 or weights
+        less = cost.bytes_moved < total and holds_ours(closed)
+        better = less or (gain and cost.bytes_moved <= total)
         traced.report = LayoutReport(
             total, cost.bytes_moved, better, cost.conversions, dict(cost.barriers)
         )

@@ -20,24 +20,29 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jax_layout import _compat
 from jax_layout.formats.memory_format import MemoryFormat, convert, row_major
-from jax_layout.optimize.convolution import (
-    OWN_CONVOLUTIONS,
-    Anchor,
-    convolution_cost,
-    of_weights,
-    own_convolution_cost,
-)
+from jax_layout.optimize.convolution import Anchor
 from jax_layout.optimize.cut import least_cost
+from jax_layout.optimize.products import (
+    PRODUCTS,
+    attention,
+    dot_general,
+    fused_transposes,
+    own_product,
+)
 from jax_layout.optimize.rules import (
     Equation,
     Formats,
     Rule,
     Step,
     barrier,
+    format_of,
     is_array,
     moves,
     nbytes,
+    transpose_cost,
+    without_units,
 )
+from jax_layout.plain import lax
 
 # The name, in jax's stack of names, of conversions.
 SCOPE = "optimize_layout"
@@ -49,6 +54,7 @@ UNKNOWN_TRIPS = 2
 class Cost:
     bytes_moved: int = 0
     conversions: int = 0
+    kernels: int = 0  # of ours, for what was XLA's
     barriers: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter
     )
@@ -56,6 +62,7 @@ class Cost:
     def add(self, other: Cost, times: int = 1) -> None:
         self.bytes_moved += times * other.bytes_moved
         self.conversions += other.conversions
+        self.kernels += other.kernels
         self.barriers.update(other.barriers)
 
     def convert(self, v: Any, source: MemoryFormat | None, target: Any) -> bool:
@@ -92,8 +99,13 @@ class Value:
             else:
                 assert self.format is not None and format is not None
                 base = self.made[self.format]
+                shape = self.format.logical_shape(base.shape)
                 with jax.named_scope(SCOPE):
-                    self.made[format] = convert(base, self.format, format)
+                    if moves(self.format, format, shape):
+                        self.made[format] = convert(base, self.format, format)
+                    else:
+                        new = format.physical_shape(shape)
+                        self.made[format] = lax.reshape(base, new)
         return self.made[format]
 
 
@@ -218,6 +230,9 @@ class Planner:
       known: plans and jaxprs made so far; loops ask for the same ones again.
       packed: variables that are wanted in the own order of the kernels that read
         them as weights.
+      fused: results of transposes that XLA writes for nothing.
+      theirs: results of products that XLA fuses with what lies between them.
+      kept: results of transposes beside products of XLA's, which it has there already.
     """
 
     anchor: Anchor
@@ -228,6 +243,9 @@ class Planner:
     asked: dict[Any, MemoryFormat] = dataclasses.field(default_factory=dict)
     known: dict[Any, Any] = dataclasses.field(default_factory=dict)
     packed: set[Any] = dataclasses.field(default_factory=set)
+    fused: set[Any] = dataclasses.field(default_factory=set)
+    theirs: set[Any] = dataclasses.field(default_factory=set)
+    kept: set[Any] = dataclasses.field(default_factory=set)
 
     def plan(
         self,
@@ -255,19 +273,39 @@ class Planner:
             plan = _assembled(jaxpr, captured, start, self._follow(jaxpr, start))
             hoisted = [1 / trips] * (len(captured) + constants)
             shares = hoisted + [1.0] * (len(formats) - constants)
-            steps = least_cost(plan, ends, shares, self.movable, self.step)
-            if steps is not None:
-                other = _assembled(jaxpr, captured, start, steps)
-                if other.whole(ends, shares) < plan.whole(ends, shares):
-                    plan = other
+            for staying in (None, self.staying):
+                steps = least_cost(plan, ends, shares, self.movable, self.step, staying)
+                if steps is not None:
+                    other = _assembled(jaxpr, captured, start, steps)
+                    if other.whole(ends, shares) < plan.whole(ends, shares):
+                        plan = other
             self.known[key] = plan
         return self.known[key]
 
     def _opened(self, closed: Any) -> tuple[Flat, list[Value]]:
         if id(closed) not in self.known:
             # What has this id stays alive as long as the key is known.
-            self.known[id(closed)] = closed, _opened(closed)
+            self.known[id(closed)] = closed, opened(closed)
+            flat, _ = self.known[id(closed)][1]
+            self.theirs.update(attention(flat.eqns))
+            fused = fused_transposes(flat.eqns, flat.outvars)
+            self.fused.update(fused)
+            self.kept.update(v for v, near in fused.items() if self._keeps(near))
         return self.known[id(closed)][1]
+
+    def _keeps(
+        self, products: Sequence[tuple[Equation, Sequence[MemoryFormat]]]
+    ) -> bool:
+        """Whether products are XLA's, whether or not they read through a transpose."""
+        return bool(products) and not any(
+            dot_general(eqn, formats, self._stays(eqn)).ours
+            for eqn, read in products
+            for formats in (read, [row_major(f.ndim) for f in read])
+        )
+
+    def _stays(self, eqn: Equation) -> bool:
+        """Whether a product stays `jax.lax.dot_general`."""
+        return self.keep_products or eqn.outvars[0] in self.theirs
 
     def read_once(self, closed: Any) -> list[Any]:
         """The operands of a jaxpr that one equation reads, and nothing else."""
@@ -292,7 +330,15 @@ class Planner:
     def movable(self, eqn: Equation) -> bool:
         """Whether an equation may have several formats to compute in."""
         name = eqn.primitive.name
-        return name in self.rules or name in ("custom_jvp_call", "custom_vjp_call")
+        calls = ("custom_jvp_call", "custom_vjp_call")
+        return name in self.rules or name in PRODUCTS or name in calls
+
+    def staying(self, eqn: Equation) -> Step:
+        """A transpose that stays one, as XLA fuses it or our kernel writes it."""
+        free = eqn.outvars[0] in self.fused
+        return dataclasses.replace(
+            barrier(eqn), bytes_moved=0 if free else transpose_cost(eqn)
+        )
 
     def settled(
         self, closed: Any, formats: Formats, free: bool = False
@@ -323,11 +369,30 @@ class Planner:
             return other, read
         return self.plan(closed, start), start
 
-    def step(self, eqn: Equation, formats: Formats) -> Step | Nested:
-        """How an equation computes on operands in these formats."""
+    def step(
+        self, eqn: Equation, formats: Formats, wish: MemoryFormat | None = None
+    ) -> Step | Nested:
+        """How an equation computes on operands in these formats.
+
+        Args:
+          eqn: the equation.
+          formats: of its operands.
+          wish: the format in which its result is wanted, for those that may choose.
+        """
         name = eqn.primitive.name
         step: Step | Nested | None = None
-        if name in self.nested:
+        formats = [
+            without_units(f, v.aval.shape) if is_array(v) else f
+            for f, v in zip(formats, eqn.invars, strict=True)
+        ]
+        if name == "dot_general":
+            step = dot_general(eqn, formats, self._stays(eqn), wish)
+        elif name in PRODUCTS:
+            step = own_product(eqn, formats, wish)
+        elif name == "transpose" and wish is None and eqn.outvars[0] in self.kept:
+            plain = formats[0] is not None and formats[0].row_major
+            step = self.staying(eqn) if plain else self.rules[name](eqn, formats)
+        elif name in self.nested:
             step = self.nested[name](eqn, formats, self)
         elif name in self.rules:
             step = self.rules[name](eqn, formats)
@@ -352,11 +417,6 @@ def definite(formats: Formats, variables: Sequence[Any]) -> list[MemoryFormat]:
         row_major(v.aval.ndim) if format is None else format
         for v, format in zip(variables, formats, strict=True)
     ]
-
-
-def format_of(v: Any, known: Mapping[Any, MemoryFormat | None]) -> MemoryFormat | None:
-    """Of a variable or a literal."""
-    return row_major(np.ndim(v.val)) if isinstance(v, Literal) else known[v]
 
 
 def _assembled(
@@ -394,6 +454,7 @@ def _assembled(
             cost.add(step.cost)
         else:
             cost.bytes_moved += step.bytes_moved
+            cost.kernels += step.ours
             if step.emit_in is not None:
                 made[eqn.outvars[0]] = eqn, step
         pairs = zip(eqn.invars, step.uses, strict=True)
@@ -410,7 +471,7 @@ def _assembled(
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 
 
-def _opened(closed: Any) -> tuple[Flat, list[Value]]:
+def opened(closed: Any) -> tuple[Flat, list[Value]]:
     """A jaxpr without the calls that only call, and all that it has captured."""
     eqns: list[Equation] = []
     captured: dict[Variable, Value] = {}
@@ -502,74 +563,3 @@ def _maker(step: Step, values: Sequence[Value]) -> Callable[[MemoryFormat], Arra
         return step.emit_in(format, *(v.get(f) for v, f in operands))
 
     return make
-
-
-# The jaxprs, by parameter, that are part of the program around them.
-JAXPRS = ("jaxpr", "call_jaxpr", "body_jaxpr", "cond_jaxpr", "branches")
-_OPENED = {
-    "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call",
-    "checkpoint", "remat2", "scan", "while", "cond",
-}  # fmt: skip
-
-
-def inner_jaxprs(eqn: Equation) -> list[Any]:
-    """The jaxprs of control flow that a plan goes into."""
-    if eqn.primitive.name not in _OPENED:
-        return []
-    found = [eqn.params[name] for name in JAXPRS if name in eqn.params]
-    flat = [j for f in found for j in (f if isinstance(f, tuple | list) else [f])]
-    return [getattr(j, "jaxpr", j) for j in flat]
-
-
-def original_bytes(jaxpr: Any, known: dict[int, int] | None = None) -> int:
-    """What a program re-orders as it stands, on CPUs."""
-    known = {} if known is None else known
-    if id(jaxpr) in known:
-        return known[id(jaxpr)]
-    total = 0
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        if name in ("transpose", "permute"):
-            axes = eqn.params.get("permutation", eqn.params.get("axes"))
-            source = row_major(len(axes))
-            if moves(source.transposed(axes), source, eqn.outvars[0].aval.shape):
-                total += 2 * nbytes(eqn.outvars[0].aval)
-        elif name == "conv_general_dilated":
-            arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-            total += convolution_cost(eqn.params["dimension_numbers"], *arrays)
-        elif name in OWN_CONVOLUTIONS:
-            total += own_convolution_cost(eqn, eqn.params["conv"])
-        elif inner := inner_jaxprs(eqn):
-            costs = [original_bytes(j, known) for j in inner]
-            trips = {"scan": eqn.params.get("length"), "while": UNKNOWN_TRIPS}
-            once = max(costs) if name == "cond" else sum(costs)
-            total += trips.get(name, 1) * once
-    known[id(jaxpr)] = total
-    return total
-
-
-def differentiates_weights(jaxpr: Any) -> bool:
-    """Whether there is a gradient of a convolution's weights in a program."""
-    return any(
-        eqn.primitive.name == "conv_weight_grad"
-        or (eqn.primitive.name == "conv_general_dilated" and of_weights(eqn))
-        or any(map(differentiates_weights, inner_jaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
-
-
-def unsupported(jaxpr: Any) -> tuple[Equation, str] | None:
-    """The first equation that cannot be evaluated on other memory, and why."""
-    for eqn in jaxpr.eqns:
-        for v in (*eqn.invars, *eqn.outvars):
-            if isinstance(v, Literal):
-                continue
-            if _compat.is_reference(v.aval):
-                return eqn, "works on a mutable reference"
-            if is_array(v) and _compat.is_explicitly_sharded(v.aval):
-                return eqn, "has an axis sharded over an explicit mesh axis"
-        for inner in inner_jaxprs(eqn):
-            found = unsupported(inner)
-            if found is not None:
-                return found
-    return None

@@ -12,10 +12,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jax import Array
+from jax.extend.core import Literal
 
 from jax_layout import _compat
 from jax_layout.formats.memory_format import (
@@ -46,6 +48,7 @@ class Step:
       needs: formats of the operands that `emit_in` takes for a format.
       bytes_moved: what the operator re-orders inside, beyond its operands.
       unknown: whether no rule is known for the primitive.
+      ours: whether a kernel of ours computes what was XLA's.
     """
 
     wanted: Sequence[MemoryFormat | None]
@@ -55,6 +58,7 @@ class Step:
     needs: Callable[[MemoryFormat], Sequence[MemoryFormat]] | None = None
     bytes_moved: int = 0
     unknown: bool = False
+    ours: bool = False
 
     @property
     def uses(self) -> list[tuple[MemoryFormat, ...]]:
@@ -85,6 +89,31 @@ def moves(source: MemoryFormat, target: MemoryFormat, shape: tuple[int, ...]) ->
     return source != target and (
         source.without_units(shape) != target.without_units(shape)
     )
+
+
+def transpose_cost(eqn: Equation) -> int:
+    """Bytes that a transpose reads and writes."""
+    axes = eqn.params.get("permutation", eqn.params.get("axes"))
+    source, out = row_major(len(axes)), eqn.outvars[0].aval
+    return 2 * nbytes(out) * moves(source.transposed(axes), source, out.shape)
+
+
+def without_units(
+    format: MemoryFormat | None, shape: Sequence[int]
+) -> MemoryFormat | None:
+    """A format's name among those of the same memory: axes of size 1 have no order."""
+    if format is None or format.permutation is None or 1 not in shape:
+        return format
+    order = [axis for axis in format.permutation if shape[axis] != 1]
+    if order == sorted(order):
+        return row_major(format.ndim)
+    units = [axis for axis, size in enumerate(shape) if size == 1]
+    return MemoryFormat.of_permutation([*units, *order])
+
+
+def format_of(v: Any, known: Mapping[Any, MemoryFormat | None]) -> MemoryFormat | None:
+    """Of a variable or a literal."""
+    return row_major(np.ndim(v.val)) if isinstance(v, Literal) else known[v]
 
 
 def is_array(v: Any) -> bool:
@@ -156,14 +185,18 @@ def _permuted(format: MemoryFormat, values: Sequence[Any]) -> tuple[Any, ...]:
 def _one_tagged(
     eqn: Equation, formats: Formats, operands: int = 1
 ) -> MemoryFormat | None:
-    """The permutation that the first operands, of one rank, are all to have."""
-    first = eqn.invars[:operands]
-    format = None
-    size = -1
-    for v, f in zip(first, formats, strict=False):
-        if f is not None and f.permutation and not f.row_major and v.aval.size > size:
-            format, size = f, v.aval.size
-    return format
+    """The permutation that the first operands, of one rank, are all to have.
+
+    That of the most elements; None if they are row-major, or of no permutation.
+    """
+    sizes: dict[MemoryFormat, int] = {}
+    for v, f in zip(eqn.invars[:operands], formats, strict=False):
+        if f is not None:
+            plain = f.permutation is None or f.row_major
+            key = row_major(v.aval.ndim) if plain else f
+            sizes[key] = sizes.get(key, 0) + v.aval.size
+    format = max(sizes, key=lambda f: (sizes[f], not f.row_major), default=row_major(0))
+    return None if format.row_major else format
 
 
 def per_axis(*names: str, operands: int = 1) -> Rule:
@@ -379,53 +412,6 @@ def regroup(
     return from_atoms(len(new), [(d, 0, None) for d in units] + atoms)
 
 
-def dot_general(eqn: Equation, formats: Formats, keep: bool) -> Step | None:
-    """Contracts the axes where they lie; the result's follow the operands' order.
-
-    Args:
-      eqn: the equation.
-      formats: of its operands.
-      keep: whether it stays a `jax.lax.dot_general`.
-    """
-    from jax_layout.products.einsum import dot_general as product
-
-    if all(format is None or format.row_major for format in formats):
-        return None
-    wanted = [
-        f if f is not None and f.permutation is not None else row_major(v.aval.ndim)
-        for f, v in zip(formats, eqn.invars, strict=True)
-    ]
-    contract, batch = eqn.params["dimension_numbers"]
-    numbers: Any = [
-        [[f.axes(d)[0] for d in dims] for f, dims in zip(wanted, pair, strict=True)]
-        for pair in (contract, batch)
-    ]
-    # The result's axes: batch, then what is left of either, in its memory's order.
-    axes = len(batch[0])
-    free: list[list[int]] = []
-    for f, used_c, used_b in zip(wanted, contract, batch, strict=True):
-        used = set(used_c) | set(used_b)
-        left = [d for d in range(f.ndim) if d not in used]
-        order = [d for d in f.permutation or () if d not in used]
-        free.append([axes + left.index(d) for d in order])
-        axes += len(left)
-    params = {k: v for k, v in eqn.params.items() if k != "dimension_numbers"}
-    apply = lax.dot_general if keep else product
-    # The larger operand's axes stay outside: an image keeps its channels last.
-    a, b = (v.aval for v in eqn.invars)
-    swap = b.ndim > max(2, a.ndim) and b.size > a.size
-    if swap:
-        numbers = [pair[::-1] for pair in numbers]
-        free.reverse()
-        if isinstance(params["precision"], tuple):
-            params["precision"] = params["precision"][::-1]
-    return Step(
-        wanted,
-        [MemoryFormat.of_permutation([*range(len(batch[0])), *free[0], *free[1]])],
-        lambda a, b: [apply(*((b, a) if swap else (a, b)), numbers, **params)],
-    )
-
-
 def memory_format(eqn: Equation, formats: Formats) -> Step | None:
     format = eqn.params["format"]
     return Step([format], [format], lambda x: [x])
@@ -466,7 +452,9 @@ def unstack(eqn: Equation, formats: Formats) -> Step | None:
 
 def _dynamic(eqn: Equation, formats: Formats) -> Step | None:
     operands = 1 if eqn.primitive.name == "dynamic_slice" else 2
-    format = _one_tagged(eqn, formats, operands)
+    # What is updated is written in place if it stays as it is.
+    made = operands == 2 and formats[0] is None
+    format = _one_tagged(eqn, formats, 2 if made else 1)
     if format is None:
         return None
     starts = [row_major(0) for _ in eqn.invars[operands:]]

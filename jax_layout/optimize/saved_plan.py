@@ -38,9 +38,8 @@ from jax_layout.optimize.plan import (
     Value,
     definite,
     emit,
-    inner_jaxprs,
-    unsupported,
 )
+from jax_layout.optimize.program import inner_jaxprs, unsupported
 from jax_layout.optimize.rules import Step
 from jax_layout.plain import lax
 
