@@ -83,7 +83,8 @@ def _einsum(group: str, name: str, spec: str, dtype: str, **extents: int) -> Gem
 
     def torch(module: Any) -> Function:
         if dtype == "int8":
-            return lambda a, b: module._int_mm(a, b)
+            across = spec == "mk,nk->mn"
+            return lambda a, b: module._int_mm(a, b.T if across else b)
         return matrices.get(spec, lambda a, b: module.einsum(spec, a, b))
 
     return GemmCase(
@@ -126,8 +127,13 @@ def _squares() -> list[GemmCase]:
 def _skinny() -> list[GemmCase]:
     return [
         _einsum("skinny", f"{m} rows, {form}", _FORMS[form], dtype, m=m, n=4096, k=4096)
-        for dtype in ("bfloat16", "float32")
-        for m in (1, 8, 16, 32)
+        for dtype, rows in (
+            ("bfloat16", (1, 4, 8, 16, 32)),
+            ("float32", (1, 4, 8, 16, 32)),
+            ("float16", (1, 8)),
+            ("int8", (8, 32)),
+        )
+        for m in rows
         for form in ("NT", "NN")
     ]
 

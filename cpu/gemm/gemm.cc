@@ -8,6 +8,7 @@
 #include "cpu/gemm/blocked/blocked.h"
 #include "cpu/gemm/libraries.h"
 #include "cpu/gemm/matvec/matvec.h"
+#include "cpu/gemm/skinny/skinny.h"
 #include "cpu/gemm/tiles.h"
 #include "cpu/pages.h"
 
@@ -35,6 +36,7 @@ struct GemmMethod {
 constexpr GemmMethod kMethods[] = {
     {"matrix-vector", MatvecSupports, ChooseAtOnce<GemmMatvec>},
     {"AMX", AmxSupports, ChooseAtOnce<GemmAmx>},
+    {"skinny", SkinnySupports, ChooseAtOnce<GemmSkinny>},
     {"blocked", BlockedSupports, ChooseAtOnce<GemmBlocked>},
     {"oneDNN", OnednnSupports, ChooseOnednn},
     {"OpenBLAS", OpenblasSupports, ChooseOpenblas},
@@ -105,8 +107,8 @@ Status Check(const GemmProblem& problem) {
 
 bool GemmSupported(DType operands, DType result) {
   GemmProblem problem;
-  problem.plan.m = problem.plan.n = problem.plan.k = 64;
-  problem.plan.a.ld = problem.plan.b.ld = problem.plan.y.ld = 64;
+  problem.plan.m = problem.plan.n = problem.plan.k = 128;
+  problem.plan.a.ld = problem.plan.b.ld = problem.plan.y.ld = 128;
   problem.operands = operands;
   problem.result = result;
   for (const GemmMethod& method : kMethods) {

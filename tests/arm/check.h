@@ -193,6 +193,7 @@ void CheckDepthwise();
 void CheckGrouped();
 void CheckWinograd();
 void CheckMatvec();
+void CheckSkinny();
 void CheckBlocked();
 void CheckFinish();
 void CheckMoments();

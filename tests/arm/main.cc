@@ -21,9 +21,10 @@ int main(int count, char** arguments) {
   } kAll[] = {
       {"permute", CheckPermute}, {"depthwise", CheckDepthwise},
       {"grouped", CheckGrouped}, {"winograd", CheckWinograd},
-      {"matvec", CheckMatvec},   {"blocked", CheckBlocked},
-      {"finish", CheckFinish},   {"moments", CheckMoments},
-      {"index", CheckIndex},     {"geam", CheckGeam},
+      {"matvec", CheckMatvec},   {"skinny", CheckSkinny},
+      {"blocked", CheckBlocked}, {"finish", CheckFinish},
+      {"moments", CheckMoments}, {"index", CheckIndex},
+      {"geam", CheckGeam},
   };
   const char* const level = Name(BestIsa());
   if (count < 3 || std::strcmp(level, arguments[1]) != 0) {

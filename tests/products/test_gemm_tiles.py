@@ -17,14 +17,20 @@ SOURCES = sources(
     "cpu/gemm/amx/*.cc",
     "cpu/gemm/blocked/*.cc",
     "cpu/gemm/matvec/*.cc",
+    "cpu/gemm/skinny/*.cc",
     "cpu/gemm/finish.cc",
     "cpu/isa.cc",
     "tests/products/kernels/*.cc",
 )
-METHODS = ("amx", "matvec_avx512", "matvec_avx2", "blocked_avx512", "blocked_avx2")
-MATVEC, BLOCKED = METHODS[1:3], METHODS[3:]
-DTYPES = (np.float32, np.float64, ml_dtypes.bfloat16, np.float16)  # as in DType
-F32, _, BF16, F16 = DTYPES
+MATVEC = ("matvec_avx512", "matvec_avx2")
+SKINNY = ("skinny_avx512_bf16", "skinny_avx512", "skinny_avx2")
+BLOCKED = ("blocked_avx512", "blocked_avx2")
+METHODS = ("amx", *MATVEC, *BLOCKED, *SKINNY)
+DTYPES = (  # as in DType
+    *(np.float32, np.float64, ml_dtypes.bfloat16, np.float16),
+    *(ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, np.int8, np.int32),
+)
+F32, _, BF16, F16, _, _, S8, S32 = DTYPES
 ACTIVATIONS = ("none", "relu", "gelu")
 # What the blocked kernels are asked for where the tiles' result is of a type.
 OPERANDS = {F32: ((F32, F32), (BF16, F32), (F16, F32)), BF16: ((BF16,) * 2, (F16,) * 2)}
@@ -144,7 +150,9 @@ def check(library, method, case, guarded=False):
     bias, sums = (Memory(size, c.result, guarded) for size in (c.n, c.m))
     # What must not be read is NaN: the gaps between rows, y without beta, and
     # the operands without alpha.
-    a.array[:] = b.array[:] = y.array[:] = np.nan
+    exact = c.operands is S8
+    if not exact:
+        a.array[:] = b.array[:] = y.array[:] = np.nan
     steps = [
         [sum(i * x[o] for i, x in zip(index, c.loops, strict=True)) for o in (1, 2, 3)]
         for index in itertools.product(*(range(x[0]) for x in c.loops))
@@ -153,10 +161,13 @@ def check(library, method, case, guarded=False):
     rights = [view(b.array, x[1], c.k, c.n, c.tb, b_ld) for x in steps]
     if c.alpha:
         for operand in (*lefts, *rights):
-            operand[:] = rng.standard_normal(operand.shape)
-    bias.array[:] = rng.standard_normal(c.n)
+            if exact:
+                operand[:] = rng.choice([-128, -128, -127, 1, 127], operand.shape)
+            else:
+                operand[:] = rng.standard_normal(operand.shape)
+    bias.array[:] = 9 * rng.standard_normal(c.n) if exact else rng.standard_normal(c.n)
     if c.beta:
-        y.array[:] = rng.standard_normal(sizes[2])
+        y.array[:] = 9 * rng.standard_normal(sizes[2])
     if reads_aux:
         aux.array[:] = rng.standard_normal(sizes[2])
     y_before, aux_before = y.array.copy(), aux.array.copy()
@@ -188,14 +199,14 @@ def check(library, method, case, guarded=False):
     for memory in (a, b, y, aux, bias, sums):
         assert memory.intact()
 
-    epsilon = {F32: 2e-7, BF16: 2**-8, F16: 2**-11}[c.result]
+    epsilon = {F32: 2e-7, BF16: 2**-8, F16: 2**-11, S32: 0}[c.result]
     written = np.zeros(sizes[2], bool)
     for (_, _, at), left, right in zip(steps, lefts, rights, strict=True):
         left, right = left.astype(np.float64), right.astype(np.float64)
         at = (at, c.m, c.n, False, y_ld)
         z = c.alpha * (left @ right) if c.alpha else np.zeros((c.m, c.n))
-        slack = 3e-6
-        if c.alpha:
+        slack = 0 if exact else 3e-6
+        if c.alpha and not exact:
             slack = 3e-6 * (abs(c.alpha) * (abs(left) @ abs(right)) + 1)
         if c.beta:
             z += c.beta * view(y_before, *at).astype(np.float64)
@@ -270,6 +281,17 @@ def tiles(request, library):
 @pytest.fixture(params=MATVEC)
 def matvec(request, library):
     """A function that checks a case with a vector in it."""
+    need(library, request.param)
+
+    def run(**case):
+        assert check(library, request.param, Case(**case), guarded=True)
+
+    return run
+
+
+@pytest.fixture(params=SKINNY)
+def skinny(request, library):
+    """A function that checks a case with a few rows or columns."""
     need(library, request.param)
 
     def run(**case):
@@ -455,6 +477,53 @@ def test_vector_epilogues(matvec, operands, result, epilogue):
         matvec(m=1, n=37, k=33, tb=tb, loops=((5, 33, 0, 37),), **case)
 
 
+SKINNY_TYPES = [(F32, F32), (BF16, BF16), (BF16, F32), (F16, F16), (S8, S32)]
+skinny_types = pytest.mark.parametrize("operands, result", SKINNY_TYPES)
+
+
+@skinny_types
+@transposes
+def test_few_rows(skinny, operands, result, ta, tb):
+    """Rows in one group and several, parts of vectors, strips, panels and blocks."""
+    case = {"operands": operands, "result": result, "ta": ta, "tb": tb}
+    sizes = (1, 15, 16, 17, 31, 32, 33, 65, 130, 300)
+    depths = (1, 2, 7, 16, 33, 63, 64, 65, 127, 129, 515, 1100)
+    for m in (1, 2, 3, 5, 6, 8, 9, 13, 16, 25, 47, 64):
+        for i in range(4):
+            n, k = sizes[(m + 3 * i) % len(sizes)], depths[(5 * m + i) % len(depths)]
+            pad = (i % 3, (m + i) % 2 * 5, i % 2)
+            skinny(m=m, n=n, k=k, pad=pad, threads=1 + i % 2, **case)
+            if i < 2:
+                skinny(m=n, n=m, k=k, pad=pad, **case)
+    skinny(m=6, n=1300, k=200, threads=3, **case)
+    skinny(m=1300, n=20, k=1100, threads=3, **case)
+    skinny(m=5, n=40, k=0, **case)
+    if operands is S8:
+        skinny(m=5, n=101, k=70, alpha=3.0, beta=-2.0, bias=True, **case)
+
+
+@pytest.mark.parametrize("operands, result", [(F32, F32), (BF16, BF16), (F16, F32)])
+@epilogues
+def test_skinny_epilogues(skinny, operands, result, epilogue):
+    case = {"operands": operands, "result": result, **epilogue}
+    for tb in (False, True):
+        skinny(m=5, n=101, k=37, tb=tb, pad=(0, 0, 3), **case)
+        skinny(m=101, n=14, k=37, ta=tb, pad=(0, 0, 3), **case)
+        skinny(m=9, n=37, k=33, tb=tb, loops=((5, 9 * 33, 0, 9 * 37),), **case)
+
+
+@skinny_types
+def test_skinny_loops(skinny, operands, result):
+    """A step of decoding: a few heads of queries for each head of keys, values."""
+    b, heads, t, d = 3, 4, 70, 64
+    case = {"operands": operands, "result": result, "m": 5}
+    loops = ((b, heads * 5 * d, t * heads * d, heads * 5 * t), (heads, 5 * d, d, 5 * t))
+    keys = {"n": t, "k": d, "tb": True, "lds": (d, heads * d, t)}
+    skinny(**case, **keys, loops=loops)
+    loops = ((b, heads * 5 * t, t * heads * d, heads * 5 * d), (heads, 5 * t, d, 5 * d))
+    skinny(**case, n=d, k=t, lds=(t, heads * d, d), loops=loops)
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_special_values(library, activation):
     """NaN and infinity come out as jax.nn has them."""
@@ -462,7 +531,7 @@ def test_special_values(library, activation):
         if not library.HasMethod(METHODS.index(method)):
             continue
         x = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 0, -50, 50], F32)
-        rows = 1 if method != "amx" else 2
+        rows = 1 if method in MATVEC else 2
         y = np.zeros((rows, 8), F32)
         problem = CProblem(rows, 8, 1, False, 1, False, 8, 8, 0)
         operands = F32 if method != "amx" else BF16
@@ -478,7 +547,8 @@ def test_special_values(library, activation):
         )
         with np.errstate(all="ignore"):
             want = np.maximum(x, 0) if activation == "relu" else gelu(x)
-        want[x == -np.inf] = 0  # the limit
+        if method not in SKINNY or activation == "relu":
+            want[x == -np.inf] = 0  # the limit
         np.testing.assert_allclose(y[0], want, rtol=1e-6, atol=1e-6)
 
 
@@ -518,6 +588,8 @@ def check_under_sanitizers(path):
             m, n, k = 290, 700, 1090
         if method in MATVEC:
             m, n = ((1, n), (m, 1))[trial % 2]
+        if method in SKINNY:
+            m, n = ((m % 65, n), (m, n % 65))[trial % 2]
         ta, tb = TRANSPOSES[trial % 4]
         result = (F32, BF16)[trial // 4 % 2]
         epilogue = EPILOGUES[trial % len(EPILOGUES)]

@@ -9,6 +9,7 @@
 #include "cpu/gemm/amx/amx.h"
 #include "cpu/gemm/blocked/blocked.h"
 #include "cpu/gemm/matvec/matvec.h"
+#include "cpu/gemm/skinny/skinny.h"
 #include "tests/threads.h"
 
 using namespace jax_layout;
@@ -26,11 +27,28 @@ struct Problem {
   double alpha, beta;
 };
 
-enum Method { kAmx, kMatvecAvx512, kMatvecAvx2, kBlockedAvx512, kBlockedAvx2 };
+enum Method {
+  kAmx,
+  kMatvecAvx512,
+  kMatvecAvx2,
+  kBlockedAvx512,
+  kBlockedAvx2,
+  kSkinnyAvx512Bf16,
+  kSkinnyAvx512,
+  kSkinnyAvx2
+};
 
-Isa IsaOf(int method) {
-  return method == kMatvecAvx512 || method == kBlockedAvx512 ? Isa::kAvx512
-                                                             : Isa::kAvx2;
+Isa LevelOf(int method) {
+  switch (method) {
+    case kSkinnyAvx512Bf16:
+      return Isa::kAvx512Bf16;
+    case kMatvecAvx512:
+    case kBlockedAvx512:
+    case kSkinnyAvx512:
+      return Isa::kAvx512;
+    default:
+      return Isa::kAvx2;
+  }
 }
 
 // Whether the processor has what the method needs.
@@ -38,7 +56,7 @@ int HasMethod(int method) {
   GemmProblem problem;
   problem.operands = problem.result = DType::kBF16;
   if (method == kAmx) return AmxSupports(problem);
-  return BestIsa() >= IsaOf(method);
+  return BestIsa() >= LevelOf(method);
 }
 
 // Whether the calling thread has no tiles configured; only with AMX.
@@ -81,12 +99,17 @@ int Gemm(int method, const Problem* p, int num_threads, const void* a,
     if (!AmxSupports(problem)) return 2;
     return GemmAmx(problem, buffers, threads).ok() ? 0 : 1;
   }
-  if (method == kBlockedAvx512 || method == kBlockedAvx2) {
+  const Isa isa = LevelOf(method);
+  if (method >= kSkinnyAvx512Bf16) {
+    if (!SkinnySupports(problem)) return 2;
+    return GemmSkinny(problem, buffers, threads, isa).ok() ? 0 : 1;
+  }
+  if (method >= kBlockedAvx512) {
     if (!BlockedSupports(problem)) return 2;
-    return GemmBlocked(problem, buffers, threads, IsaOf(method)).ok() ? 0 : 1;
+    return GemmBlocked(problem, buffers, threads, isa).ok() ? 0 : 1;
   }
   if (!MatvecSupports(problem)) return 2;
-  return GemmMatvec(problem, buffers, threads, IsaOf(method)).ok() ? 0 : 1;
+  return GemmMatvec(problem, buffers, threads, isa).ok() ? 0 : 1;
 }
 
 }  // extern "C"

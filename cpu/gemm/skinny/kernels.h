@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A few rows times a matrix, written once over what a processor multiplies and
+// included by one source file per instruction set. Such an arithmetic A offers
+//
+//   Element, Wide, Sum     operands in memory; as they are multiplied; sums
+//   Reg, SumReg            kLanes sums, or the operands of as many: a lane has
+//   kDepth                 so many of k next to each other, 4 bytes in all
+//   kRegisters             of the processor
+//   Load(p, n), Load(p)    n <= kLanes * kDepth operands, of memory or widened
+//   Spread(p)              one lane's operands to all lanes
+//   MultiplyAdd(s, w, x)   s and the sums of products in each lane
+//   Zero, LoadSums, StoreSums, Total
+//   Widen(p, stride, n, x) n operands, the rest of the last vector zero
+//   Join(rows, n, p)       kDepth rows side by side, kLanes lanes of n columns
+#ifndef JAX_LAYOUT_CPU_GEMM_SKINNY_KERNELS_H_
+#define JAX_LAYOUT_CPU_GEMM_SKINNY_KERNELS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "core/dtype.h"
+#include "cpu/vectors/epilogue.h"
+
+namespace jax_layout {
+
+constexpr int64_t kSkinnyRows = 64;
+// Lanes along k of a block. Where the matrix is contiguous along its columns, a
+// strip of as many rows is in L1, and the next in L2; where it is along k, the
+// rows of x are in L1.
+constexpr int64_t kSkinnySteps = 64;
+constexpr int64_t kSkinnyLong = 512;
+// Columns come in strips of at most this.
+constexpr int64_t kSkinnyStrip = 32;
+
+// sums[i, j] = sum over k of x[i, k] * matrix[k, j]
+struct SkinnyBlock {
+  DType operands;
+  const char* x;
+  int64_t x_row, x_k;  // strides
+  const char* matrix;  // at the first column and k = 0
+  int64_t ld;
+  bool along;  // k is contiguous, else the columns are
+  int64_t rows, count, k;
+  char* sums;     // rows x RoundUp(count, kSkinnyStrip), 4 bytes each, aligned
+  char* scratch;  // kSkinnyScratch bytes, aligned
+};
+
+// Columns that are contiguous along k are in L2 together.
+constexpr int64_t kSkinnyPanel = 24;
+// From one row to the next of x and of what is widened, in lanes: a power of
+// two would leave most of L1 unused.
+constexpr int64_t kSkinnyLd = kSkinnyLong + 16;
+
+// x of a block, and what is widened of the matrix.
+constexpr int64_t kSkinnyXBytes = 4 * kSkinnyRows * kSkinnyLd;
+constexpr int64_t kSkinnyScratch = kSkinnyXBytes + 4 * kSkinnyPanel * kSkinnyLd;
+static_assert(kSkinnyPanel * kSkinnyLd >= kSkinnySteps * kSkinnyStrip);
+
+using SkinnyFunction = void(const SkinnyBlock&);
+#ifdef __x86_64__
+SkinnyFunction SkinnyAvx512Bf16, SkinnyAvx512, SkinnyAvx2;
+#elif defined(__aarch64__)
+SkinnyFunction SkinnyNeon;
+#endif
+
+namespace {
+
+// Products in f32, of operands that are widened as they are loaded.
+template <class V, class T>
+struct Widened {
+  using Element = T;
+  using Wide = float;
+  using Sum = float;
+  using Reg = typename V::Reg;
+  using SumReg = Reg;
+  static constexpr int kLanes = V::kLanes;
+  static constexpr int kDepth = 1;
+  static constexpr int kRegisters = V::kRegisters;
+
+  template <class P>
+  static JAX_LAYOUT_INLINE Reg Load(const P* p) {
+    return V::Load(p);
+  }
+  template <class P>
+  static JAX_LAYOUT_INLINE Reg Load(const P* p, int n) {
+    return V::Load(p, n);
+  }
+  static JAX_LAYOUT_INLINE Reg Spread(const float* p) { return V::Set(*p); }
+  static JAX_LAYOUT_INLINE Reg MultiplyAdd(Reg sum, Reg w, Reg x) {
+    return sum + w * x;
+  }
+  static JAX_LAYOUT_INLINE Reg Zero() { return V::Zero(); }
+  static JAX_LAYOUT_INLINE Reg LoadSums(const float* p) { return V::Load(p); }
+  static JAX_LAYOUT_INLINE void StoreSums(float* p, Reg v) { V::Store(p, v); }
+  static JAX_LAYOUT_INLINE float Total(Reg v) { return V::Sum(v); }
+
+  static void Widen(const T* p, int64_t stride, int64_t n, float* x) {
+    if (stride == 1) {
+      for (int64_t j = 0; j < n; j += kLanes) {
+        V::Store(x + j, V::Load(p + j, Least(n - j)));
+      }
+      return;
+    }
+    for (int64_t j = 0; j < n; ++j)
+      V::Store(x + j, V::Load(p + j * stride, 1), 1);
+    for (int64_t j = n; j % kLanes != 0; ++j) x[j] = 0;
+  }
+  static JAX_LAYOUT_INLINE void Join(const T* const* rows, int n, float* p) {
+    V::Store(p, V::Load(rows[0], n));
+  }
+  static JAX_LAYOUT_INLINE int Least(int64_t n) {
+    return static_cast<int>(std::min<int64_t>(n, kLanes));
+  }
+};
+
+// What is common to products of pairs: of 16-bit operands, as bits.
+template <class T, int kLaneCount>
+struct Pairs {
+  using Element = T;
+  using Wide = uint16_t;
+  static constexpr int kLanes = kLaneCount;
+  static constexpr int kDepth = 2;
+
+  static JAX_LAYOUT_INLINE uint16_t Bits(BF16 x) { return x.bits; }
+  static JAX_LAYOUT_INLINE uint16_t Bits(int8_t x) {
+    return static_cast<uint16_t>(x);
+  }
+  static void Widen(const T* p, int64_t stride, int64_t n, uint16_t* x) {
+    if (stride == 1) {
+      for (int64_t j = 0; j < n; ++j) x[j] = Bits(p[j]);
+    } else {
+      for (int64_t j = 0; j < n; ++j) x[j] = Bits(p[j * stride]);
+    }
+    for (int64_t j = n; j % (2 * kLanes) != 0; ++j) x[j] = 0;
+  }
+  static JAX_LAYOUT_INLINE void Join(const T* const* rows, int n, uint16_t* p) {
+    const T *first = rows[0], *second = rows[1];
+    T some[2][kLanes] = {};
+    if (n < kLanes) {
+      std::copy_n(first, n, some[0]);
+      std::copy_n(second, n, some[1]);
+      first = some[0];
+      second = some[1];
+    }
+    uint32_t lanes[kLanes];
+    for (int j = 0; j < kLanes; ++j) {
+      lanes[j] = Bits(first[j]) | static_cast<uint32_t>(Bits(second[j])) << 16;
+    }
+    __builtin_memcpy(p, lanes, sizeof(lanes));
+  }
+};
+
+// The matrix's columns contiguous: sums of kRows x kVectors, in registers for a
+// block of k, one operand of each row of x spread over the lanes.
+template <class A>
+constexpr int kSkinnyVectors = A::kLanes == 4 ? 4 : 2;
+template <class A>
+constexpr int kAcrossRows = (A::kRegisters == 32 ? 24 : 12) / kSkinnyVectors<A>;
+
+// Asks memory for rows of the matrix a line at a time, in their order, as it
+// and the processor's own prefetching like it best.
+struct Ahead {
+  const char* at = nullptr;
+  int64_t left = 0, lines = 0;  // in this row; in each
+  int64_t jump = 0;             // from behind a row to the next
+
+  JAX_LAYOUT_INLINE void Next() {
+    __builtin_prefetch(at, 0, 2);
+    at += 64;
+    if (--left == 0) {
+      at += jump;
+      left = lines;
+    }
+  }
+};
+
+template <class A, class W>
+struct AcrossCall {
+  const W* w;
+  int64_t stride;             // of w, from one step to the next
+  const typename A::Wide* x;  // rows of kSkinnySteps * kDepth
+  int64_t steps;
+  typename A::Sum* sums;
+  int64_t ld;  // of the sums
+  Ahead* ahead;
+  int64_t lines;  // to ask for, at most two a step
+};
+
+template <class A, class W, int kRows>
+void Across(const AcrossCall<A, W>& c) {
+  constexpr int kVectors = kSkinnyVectors<A>;
+  typename A::SumReg sum[kRows][kVectors];
+#pragma GCC unroll 12
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      sum[i][v] = A::LoadSums(c.sums + i * c.ld + v * A::kLanes);
+    }
+  }
+  const W* w = c.w;
+  const auto* x = c.x;
+  Ahead ahead = *c.ahead;
+  const int64_t second = c.lines - c.steps;
+  for (int64_t step = 0; step < c.steps; ++step) {
+    if (step < c.lines) ahead.Next();
+    if (step < second) ahead.Next();
+    typename A::Reg column[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      column[v] = A::Load(w + v * A::kLanes * A::kDepth);
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < kRows; ++i) {
+      const typename A::Reg one = A::Spread(x + i * kSkinnySteps * A::kDepth);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        sum[i][v] = A::MultiplyAdd(sum[i][v], column[v], one);
+      }
+    }
+    w += c.stride;
+    x += A::kDepth;
+  }
+  *c.ahead = ahead;
+#pragma GCC unroll 12
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      A::StoreSums(c.sums + i * c.ld + v * A::kLanes, sum[i][v]);
+    }
+  }
+}
+
+// Calls f<rows>() for a number of rows in [1, kMost].
+template <int kMost, class F>
+JAX_LAYOUT_INLINE void WithRows(int rows, const F& f) {
+  [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
+    static_cast<void>(
+        ((rows == kRow + 1 && (f.template operator()<kRow + 1>(), true)) ||
+         ...));
+  }(std::make_integer_sequence<int, kMost>());
+}
+
+// Rows in even groups of at most `most`: fn(first, rows).
+template <class F>
+JAX_LAYOUT_INLINE void InGroups(int64_t rows, int64_t most, const F& fn) {
+  const int64_t groups = (rows + most - 1) / most;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t first = rows * g / groups;
+    fn(first, static_cast<int>(rows * (g + 1) / groups - first));
+  }
+}
+
+template <class A>
+void MultiplyAcross(const SkinnyBlock& b) {
+  using T = typename A::Element;
+  using Wide = typename A::Wide;
+  constexpr int64_t kDepth = A::kDepth;
+  constexpr int64_t kMost = kAcrossRows<A>;
+  constexpr int64_t kLd = kSkinnySteps * kDepth;  // of x
+  // The less work there is for it, the less of the matrix is asked for at once.
+  const int64_t most = b.rows <= 4       ? kSkinnySteps / 8
+                       : b.rows <= kMost ? kSkinnySteps / 2
+                                         : kSkinnySteps;
+  const int64_t block_k = most * kDepth;
+  constexpr int64_t kStrip = kSkinnyVectors<A> * A::kLanes;
+  static_assert(kStrip <= kSkinnyStrip);
+  const T* matrix = reinterpret_cast<const T*>(b.matrix);
+  Wide* x = reinterpret_cast<Wide*>(b.scratch);
+  Wide* strip = reinterpret_cast<Wide*>(b.scratch + kSkinnyXBytes);
+  auto* sums = reinterpret_cast<typename A::Sum*>(b.sums);
+  const int64_t ld = (b.count + kSkinnyStrip - 1) / kSkinnyStrip * kSkinnyStrip;
+  for (int64_t p = 0; p < b.k; p += block_k) {
+    const int64_t depth = std::min(block_k, b.k - p);
+    const int64_t steps = (depth + kDepth - 1) / kDepth;
+    for (int64_t i = 0; i < b.rows; ++i) {
+      const T* from = reinterpret_cast<const T*>(b.x) + i * b.x_row + p * b.x_k;
+      A::Widen(from, b.x_k, depth, x + i * kLd);
+    }
+    const T* block = matrix + p * b.ld;
+    // All calls together ask for the next block.
+    const int64_t bytes = b.count * sizeof(T);
+    const int64_t row_lines = (bytes + 63) / 64;
+    const int64_t all_lines =
+        std::clamp<int64_t>(b.k - p - block_k, 0, block_k) * row_lines;
+    const int64_t calls =
+        (b.rows + kMost - 1) / kMost * ((b.count + kStrip - 1) / kStrip);
+    Ahead ahead = {reinterpret_cast<const char*>(block + block_k * b.ld),
+                   row_lines, row_lines,
+                   static_cast<int64_t>(b.ld * sizeof(T)) - 64 * row_lines};
+    int64_t call = 0;
+    for (int64_t j = 0; j < b.count; j += kStrip) {
+      const int64_t columns = std::min(kStrip, b.count - j);
+      const bool in_place = kDepth == 1 && b.rows <= kMost && columns == kStrip;
+      if (!in_place) {
+        const T zeros[kStrip] = {};
+        Wide* to = strip;
+        for (int64_t r = 0; r < depth; r += kDepth) {
+          const T* row = block + r * b.ld + j;
+          const T* rows[] = {row, r + 1 < depth ? row + b.ld : zeros};
+          for (int64_t v = 0; v < kStrip; v += A::kLanes) {
+            const int64_t n = std::clamp<int64_t>(columns - v, 0, A::kLanes);
+            A::Join(rows, static_cast<int>(n), to);
+            rows[0] += n;
+            rows[1] += n;
+            to += A::kLanes * kDepth;
+          }
+        }
+      }
+      InGroups(b.rows, kMost, [&](int64_t first, int rows) {
+        const int64_t lines =
+            all_lines * (call + 1) / calls - all_lines * call / calls;
+        ++call;
+        WithRows<kMost>(rows, [&]<int kRows> {
+          const auto* xs = x + first * kLd;
+          auto* at = sums + first * ld + j;
+          if constexpr (kDepth == 1) {
+            if (in_place) {
+              return Across<A, T, kRows>(
+                  {block + j, b.ld, xs, steps, at, ld, &ahead, lines});
+            }
+          }
+          Across<A, Wide, kRows>(
+              {strip, kStrip * kDepth, xs, steps, at, ld, &ahead, lines});
+        });
+      });
+    }
+  }
+}
+
+// k contiguous: dot products of kRows rows of x and kColumns of the matrix,
+// with sums of them all in registers.
+template <class A>
+constexpr int kAlongRows = A::kRegisters == 32 ? 8 : 4;
+constexpr int kAlongColumns = 3;
+
+template <class A, int kRows, int kColumns>
+JAX_LAYOUT_INLINE void AddAlong(const typename A::Wide* x,
+                                const typename A::Reg (&column)[kColumns],
+                                typename A::SumReg (&sum)[kRows][kColumns]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+    const typename A::Reg row = A::Load(x + i * kSkinnyLd * A::kDepth);
+#pragma GCC unroll 3
+    for (int c = 0; c < kColumns; ++c) {
+      sum[i][c] = A::MultiplyAdd(sum[i][c], column[c], row);
+    }
+  }
+}
+
+template <class A, class W>
+struct AlongCall {
+  const W* w;
+  int64_t ld;
+  const typename A::Wide* x;  // rows of kSkinnyLd * kDepth
+  int64_t depth;
+  typename A::Sum* sums;
+  int64_t sums_ld;
+  int64_t ahead[kAlongColumns];  // of each column; 0 asks for what it reads
+};
+
+template <class A, class W, int kRows, int kColumns>
+void Along(const AlongCall<A, W>& c) {
+  constexpr int64_t kStep = A::kLanes * A::kDepth;
+  typename A::SumReg sum[kRows][kColumns];
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 3
+    for (int v = 0; v < kColumns; ++v) sum[i][v] = A::Zero();
+  }
+  typename A::Reg column[kColumns];
+  int64_t j = 0;
+  for (; j + kStep <= c.depth; j += kStep) {
+#pragma GCC unroll 3
+    for (int v = 0; v < kColumns; ++v) {
+      const W* w = c.w + v * c.ld + j;
+      column[v] = A::Load(w);
+      __builtin_prefetch(w + c.ahead[v], 0, 2);
+    }
+    AddAlong<A, kRows, kColumns>(c.x + j, column, sum);
+  }
+  if (j < c.depth) {
+#pragma GCC unroll 3
+    for (int v = 0; v < kColumns; ++v) {
+      column[v] = A::Load(c.w + v * c.ld + j, static_cast<int>(c.depth - j));
+    }
+    AddAlong<A, kRows, kColumns>(c.x + j, column, sum);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 3
+    for (int v = 0; v < kColumns; ++v) {
+      c.sums[i * c.sums_ld + v] += A::Total(sum[i][v]);
+    }
+  }
+}
+
+template <class A>
+void MultiplyAlong(const SkinnyBlock& b) {
+  using T = typename A::Element;
+  using Wide = typename A::Wide;
+  constexpr int64_t kLong = kSkinnyLong * A::kDepth;
+  constexpr int64_t kLd = kSkinnyLd * A::kDepth;
+  constexpr int64_t kMost = kAlongRows<A>;
+  const T* matrix = reinterpret_cast<const T*>(b.matrix);
+  Wide* x = reinterpret_cast<Wide*>(b.scratch);
+  Wide* widened = reinterpret_cast<Wide*>(b.scratch + kSkinnyXBytes);
+  auto* sums = reinterpret_cast<typename A::Sum*>(b.sums);
+  const int64_t ld = (b.count + kSkinnyStrip - 1) / kSkinnyStrip * kSkinnyStrip;
+  const int64_t groups = (b.rows + kMost - 1) / kMost;
+  const bool widen = sizeof(T) != sizeof(Wide) && groups > 1;
+  for (int64_t p = 0; p < b.k; p += kLong) {
+    const int64_t depth = std::min(kLong, b.k - p);
+    for (int64_t i = 0; i < b.rows; ++i) {
+      const T* from = reinterpret_cast<const T*>(b.x) + i * b.x_row + p * b.x_k;
+      A::Widen(from, b.x_k, depth, x + i * kLd);
+    }
+    for (int64_t j = 0; j < b.count; j += kSkinnyPanel) {
+      const T* panel = matrix + j * b.ld + p;
+      const int64_t columns = std::min(kSkinnyPanel, b.count - j);
+      // Each panel asks for the next; behind the last is the next block's
+      // first.
+      int64_t ahead = kSkinnyPanel * b.ld;
+      if (j + kSkinnyPanel >= b.count) {
+        ahead = p + kLong < b.k ? kLong - j * b.ld : 0;
+      }
+      if (widen) {
+        for (int64_t v = 0; v < columns; ++v) {
+          A::Widen(panel + v * b.ld, 1, depth, widened + v * kLd);
+        }
+      }
+      int64_t group = 0;
+      InGroups(b.rows, kMost, [&](int64_t first, int rows) {
+        const Wide* xs = x + first * kLd;
+        auto* at = sums + first * ld + j;
+        WithRows<kMost>(rows, [&]<int kRows> {
+          int64_t v = 0;
+          auto some = [&]<int kColumns> {
+            // Groups take turns to ask for the columns.
+            AlongCall<A, T> call = {panel + v * b.ld, b.ld, xs, depth,
+                                    at + v,           ld,   {}};
+            for (int64_t c = 0; c < kColumns; ++c) {
+              if (c * groups / kColumns == group) call.ahead[c] = ahead;
+            }
+            if constexpr (sizeof(T) != sizeof(Wide)) {
+              if (widen) {
+                AlongCall<A, Wide> wide = {
+                    widened + v * kLd, kLd, xs, depth, at + v, ld, {}};
+                return Along<A, Wide, kRows, kColumns>(wide);
+              }
+            }
+            Along<A, T, kRows, kColumns>(call);
+          };
+          for (; v + kAlongColumns <= columns; v += kAlongColumns) {
+            some.template operator()<kAlongColumns>();
+          }
+          for (; v < columns; ++v) some.template operator()<1>();
+        });
+        ++group;
+      });
+    }
+  }
+}
+
+template <class A>
+void Multiply(const SkinnyBlock& b) {
+  b.along ? MultiplyAlong<A>(b) : MultiplyAcross<A>(b);
+}
+
+// With V's vectors of f32, and S for products of int8.
+template <class V, class S>
+void Skinny(const SkinnyBlock& b) {
+  if (b.operands == DType::kS8) return Multiply<S>(b);
+  if (b.operands == DType::kBF16) return Multiply<Widened<V, BF16>>(b);
+  if (b.operands == DType::kF16) return Multiply<Widened<V, F16>>(b);
+  return Multiply<Widened<V, float>>(b);
+}
+
+}  // namespace
+}  // namespace jax_layout
+
+#endif  // JAX_LAYOUT_CPU_GEMM_SKINNY_KERNELS_H_

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a problem with few rows or columns to blocks of y, one per task.
+#include "cpu/gemm/skinny/skinny.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "core/arithmetic.h"
+#include "cpu/gemm/finish.h"
+#include "cpu/gemm/skinny/kernels.h"
+
+namespace jax_layout {
+namespace {
+
+// Of blocks: whole strips and panels.
+constexpr int64_t kMostColumns = 576, kLeastColumns = 96;
+static_assert(kLeastColumns % kSkinnyStrip == 0 &&
+              kLeastColumns % kSkinnyPanel == 0);
+// Multiply-adds and bytes of the matrix that are worth a task.
+constexpr int64_t kTaskWork = 1 << 20;
+constexpr int64_t kTasksPerThread = 4;
+
+const Kernels<SkinnyFunction*> kKernels("skinny",
+                                        {
+#ifdef __x86_64__
+                                            {Isa::kAvx512Bf16,
+                                             SkinnyAvx512Bf16},
+                                            {Isa::kAvx512, SkinnyAvx512},
+                                            {Isa::kAvx2, SkinnyAvx2},
+#elif defined(__aarch64__)
+                                            {Isa::kNeon, SkinnyNeon},
+#endif
+                                        });
+
+// A thread's memory, kept from call to call.
+char* Scratch(int64_t bytes) {
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  thread_local std::unique_ptr<char, Free> scratch;
+  thread_local int64_t size = 0;
+  if (bytes > size) {
+    size = RoundUp(bytes, 4096);
+    scratch.reset(static_cast<char*>(std::aligned_alloc(4096, size)));
+    if (scratch == nullptr) size = 0;
+  }
+  return scratch.get();
+}
+
+// rows x cols of 4 bytes to cols x rows.
+void Transpose(const uint32_t* x, int64_t ld, int64_t rows, int64_t cols,
+               uint32_t* y) {
+  for (int64_t j = 0; j < cols; ++j) {
+    for (int64_t i = 0; i < rows; ++i) y[j * rows + i] = x[i * ld + j];
+  }
+}
+
+}  // namespace
+
+bool SkinnySupports(const GemmProblem& problem) {
+  const DType in = problem.operands;
+  const DType out = problem.result;
+  const bool floats =
+      (in == DType::kF32 || in == DType::kBF16 || in == DType::kF16) &&
+      (out == in || out == DType::kF32);
+  return std::min(problem.plan.m, problem.plan.n) <= kSkinnyRows &&
+         (floats || (in == DType::kS8 && out == DType::kS32)) &&
+         problem.alpha.imag() == 0 && problem.beta.imag() == 0 &&
+         !problem.sums && kKernels.At() != nullptr;
+}
+
+Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
+                  const Executor& executor) {
+  return GemmSkinny(problem, buffers, executor, BestIsa());
+}
+
+Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
+                  const Executor& executor, Isa isa) {
+  const GemmPlan& plan = problem.plan;
+  SkinnyFunction* function = kKernels.Take(isa);
+  if (function == nullptr) return Status::Error("gemm: no skinny kernel here.");
+  const int64_t steps = plan.Steps();
+  if (plan.m == 0 || plan.n == 0 || steps == 0) return Status::Ok();
+
+  // y^T = b^T a^T if the columns are few.
+  const bool few_rows =
+      plan.m <= kSkinnyRows && (plan.m <= plan.n || plan.n > kSkinnyRows);
+  const GemmMatrix& few = few_rows ? plan.a : plan.b;
+  const GemmMatrix& matrix = few_rows ? plan.b : plan.a;
+  const int64_t in = ItemSize(problem.operands);
+  const int64_t out = ItemSize(problem.result);
+  const int64_t columns = few_rows ? plan.n : plan.m;
+  SkinnyBlock all = {};
+  all.operands = problem.operands;
+  all.rows = few_rows ? plan.m : plan.n;
+  // Without alpha the operands are not read.
+  all.k = problem.alpha == 0. ? 0 : plan.k;
+  all.ld = matrix.ld;
+  all.along = matrix.transposed == few_rows;
+  const bool contiguous = few.transposed != few_rows;
+  all.x_row = contiguous ? few.ld : 1;
+  all.x_k = contiguous ? 1 : few.ld;
+
+  const int64_t tasks =
+      CeilDiv(executor.num_threads() * kTasksPerThread, steps);
+  const int64_t block =
+      std::clamp(RoundUp(CeilDiv(columns, tasks), kLeastColumns), kLeastColumns,
+                 kMostColumns);
+  const int64_t blocks = CeilDiv(columns, block);
+  const int64_t sums_bytes = 4 * all.rows * RoundUp(block, kSkinnyStrip);
+  const int64_t bytes = kSkinnyScratch + 2 * sums_bytes;
+
+  auto run = [&](int64_t unit, char* scratch) {
+    int64_t a = 0, b = 0, y = 0;
+    int64_t step = unit / blocks;
+    for (size_t l = plan.loops.size(); l-- > 0;) {
+      const GemmLoop& loop = plan.loops[l];
+      const int64_t at = step % loop.extent;
+      step /= loop.extent;
+      a += at * loop.a_stride;
+      b += at * loop.b_stride;
+      y += at * loop.y_stride;
+    }
+    const int64_t j = unit % blocks * block;
+    SkinnyBlock here = all;
+    here.count = std::min(block, columns - j);
+    here.x = few_rows ? static_cast<const char*>(buffers.a) + a * in
+                      : static_cast<const char*>(buffers.b) + b * in;
+    here.matrix = few_rows ? static_cast<const char*>(buffers.b) + b * in
+                           : static_cast<const char*>(buffers.a) + a * in;
+    here.matrix += j * (here.along ? here.ld : 1) * in;
+    here.scratch = scratch;
+    here.sums = scratch + kSkinnyScratch;
+    const int64_t ld = RoundUp(here.count, kSkinnyStrip);
+    std::fill_n(here.sums, 4 * here.rows * ld, 0);
+    function(here);
+
+    const int64_t at = (y + j * (few_rows ? 1 : plan.y.ld)) * out;
+    GemmBlock done = {here.rows, here.count, here.sums, ld,
+                      nullptr,   nullptr,    nullptr,   plan.y.ld};
+    if (!few_rows) {
+      char* transposed = here.sums + sums_bytes;
+      Transpose(reinterpret_cast<const uint32_t*>(here.sums), ld, here.rows,
+                here.count, reinterpret_cast<uint32_t*>(transposed));
+      std::swap(done.rows, done.cols);
+      done.product = transposed;
+      done.product_ld = done.cols;
+    }
+    if (problem.bias) {
+      done.bias =
+          static_cast<const char*>(buffers.bias) + (few_rows ? j * out : 0);
+    }
+    done.y = static_cast<char*>(buffers.y) + at;
+    if (buffers.aux != nullptr) {
+      done.aux = static_cast<char*>(buffers.aux) + at;
+    }
+    FinishGemm(problem, problem.alpha, problem.beta, done);
+  };
+
+  const int64_t units = steps * blocks;
+  const int64_t work =
+      all.rows * std::min(block, columns) * std::max<int64_t>(16, all.k);
+  const int64_t together = std::max<int64_t>(1, kTaskWork / work);
+  std::atomic<bool> failed = false;
+  executor.ParallelFor(CeilDiv(units, together), [&](int64_t task) {
+    char* scratch = Scratch(bytes);
+    if (scratch == nullptr) {
+      failed = true;
+      return;
+    }
+    const int64_t end = std::min(units, (task + 1) * together);
+    for (int64_t unit = task * together; unit < end; ++unit) run(unit, scratch);
+  });
+  return failed ? Status::Error("gemm: out of memory.") : Status::Ok();
+}
+
+}  // namespace jax_layout
