@@ -50,6 +50,7 @@ BENCHMARKS = (
     Benchmark("linear", "linear", quick=_quick(5, 1.0)),
     Benchmark("gemm", "gemm", quick=_quick(5, 0.5)),
     Benchmark("layout", "layout", quick=_quick(5, 1.0)),
+    Benchmark("programs", "programs", quick=_quick(3, 1.0)),
     Benchmark("conv", "conv", quick=_quick(5, 0.7)),
     Benchmark("index", "index", quick=_quick(5, 0.4)),
     Benchmark("operators", "operators", quick=_quick(5, 0.3)),

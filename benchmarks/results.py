@@ -23,6 +23,7 @@ PLAIN = {
     "operators": (("ours", "jnp"),),
     "conv": (("ours", "lax"), ("our conv", "lax")),
     "layout": (("ours", "jax"),),
+    "programs": (("ours", "jax"),),
 }
 
 
