@@ -20,7 +20,7 @@ from benchmarks.programs.program import (
 )
 
 _WORDS = 8192
-_STEPS = 8
+_STEPS = 4
 
 
 def _model(name: str, config: Any, dtype: Any, **options: Any) -> tuple[Any, Any]:
@@ -116,15 +116,19 @@ def _bert(dtype: Any) -> Made:
     return lambda p, words: model(words, params=p).pooler_output, (p, words)
 
 
-def _t5(dtype: Any) -> Made:
-    from transformers import T5Config
+def _bart(dtype: Any) -> Made:
+    from transformers import BartConfig
 
-    config = T5Config(vocab_size=_WORDS, d_model=512, num_layers=3)
-    model, p = _model("T5ForConditionalGeneration", config, dtype)
+    config = BartConfig(
+        vocab_size=_WORDS, d_model=512, encoder_layers=3, decoder_layers=3,
+        encoder_ffn_dim=2048, decoder_ffn_dim=2048, max_position_embeddings=128,
+    )  # fmt: skip
+    model, p = _model("BartForConditionalGeneration", config, dtype)
 
     def loss(p: Any, words: Any) -> Any:
-        out = model(words, decoder_input_ids=words, params=p)
-        return cross_entropy(out.logits, words)
+        return cross_entropy(
+            model(words, decoder_input_ids=words, params=p).logits, words
+        )
 
     return jax.grad(loss), (p, integers(_WORDS, 2, 64))
 
@@ -170,7 +174,9 @@ def _whisper(dtype: Any) -> Made:
 def _wav2vec2(dtype: Any) -> Made:
     from transformers import Wav2Vec2Config
 
-    config = Wav2Vec2Config(num_hidden_layers=2, mask_time_prob=0.0)
+    config = Wav2Vec2Config(
+        num_hidden_layers=2, do_stable_layer_norm=True, feat_extract_norm="layer"
+    )
     model, p = _model("Wav2Vec2Model", config, dtype)
     x = normal(1, 16000, dtype=dtype)
     return lambda p, x: model(x, params=p).last_hidden_state, (p, x)
@@ -222,7 +228,7 @@ COLLECTION = Collection(
         *both("Llama, decode, 8 rows", _decodes(_llama, 8)),
         Program("Llama, 64 words", _logits(_llama, 1, 64), "bfloat16"),
         Program("BERT, 2x64 words", _bert),
-        Program("T5, gradient, 2x64 words", _t5),
+        Program("BART, gradient, 2x64 words", _bart),
         *both("ViT, batch 1", _vit),
         *both("Whisper, 8 seconds", _whisper),
         Program("wav2vec 2.0, 1 second", _wav2vec2),

@@ -49,7 +49,7 @@ def _application(
 def _conv_lstm(dtype: Any) -> Made:
     """The next frame of a film, learnt."""
     layers = _keras(dtype).layers
-    shape = 6, 32, 32, 1
+    shape = 4, 24, 24, 1
     x = inputs = layers.Input(shape)
     for _ in range(2):
         x = layers.ConvLSTM2D(32, 3, padding="same", return_sequences=True)(x)
@@ -77,23 +77,19 @@ def _volumes(dtype: Any) -> Made:
 COLLECTION = Collection(
     ("keras",),
     (
+        Program("ResNet50V2, 1x160x160", _application("ResNet50V2", 1, 160)),
         Program(
-            "ResNet50, gradient, batch 2, 128x128",
-            _application("ResNet50", 2, 128, True),
+            "MobileNetV2, gradient, 4x96x96", _application("MobileNetV2", 4, 96, True)
         ),
+        Program("InceptionV3, 1x224x224", _application("InceptionV3", 1, 224)),
+        Program("Xception, 1x224x224", _application("Xception", 1, 224)),
+        *both("ConvNeXtTiny, 1x128x128", _application("ConvNeXtTiny", 1, 128)),
         Program(
-            "MobileNetV2, gradient, batch 4, 96x96",
-            _application("MobileNetV2", 4, 96, True),
-        ),
-        Program("InceptionV3, batch 1, 299x299", _application("InceptionV3", 1, 299)),
-        Program("Xception, batch 1, 299x299", _application("Xception", 1, 299)),
-        *both("ConvNeXtTiny, batch 1, 128x128", _application("ConvNeXtTiny", 1, 128)),
-        Program(
-            "EfficientNetB0, batch 1",
+            "EfficientNetB0, 1x224x224",
             _application("EfficientNetB0", 1, 224),
             "bfloat16",
         ),
-        Program("ConvLSTM2D, gradient, 6 frames", _conv_lstm),
+        Program("ConvLSTM2D, gradient, 4 frames", _conv_lstm),
         Program("Conv3D, 32x32x32", _volumes),
     ),
 )
