@@ -18,9 +18,9 @@ from benchmarks.programs.program import (
 
 
 def _denoises(dtype: Any) -> Made:
-    from diffusers import FlaxUNet2DConditionModel
+    import diffusers
 
-    model = FlaxUNet2DConditionModel(
+    model: Any = diffusers.FlaxUNet2DConditionModel(
         sample_size=32,
         block_out_channels=(64, 128),
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
@@ -45,9 +45,9 @@ def _denoising_learnt(dtype: Any) -> Made:
 
 
 def _decodes(dtype: Any) -> Made:
-    from diffusers import FlaxAutoencoderKL
+    import diffusers
 
-    model = FlaxAutoencoderKL(
+    model: Any = diffusers.FlaxAutoencoderKL(
         block_out_channels=(32, 64, 64),
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,

@@ -82,7 +82,11 @@ def _quantizer(dtype: Any) -> Made:
 
 
 _STEPS = 32, 16, 512  # steps, rows, width
-_FILM = {"input_shape": (16, 16), "output_channels": 32, "kernel_shape": 3}
+_FILM: dict[str, Any] = {
+    "input_shape": (16, 16),
+    "output_channels": 32,
+    "kernel_shape": 3,
+}
 
 COLLECTION = Collection(
     ("haiku",),

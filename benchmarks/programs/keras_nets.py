@@ -40,7 +40,9 @@ def _application(
 ) -> Callable[..., Made]:
     def make(dtype: Any) -> Made:
         applications = _keras(dtype).applications
-        net = getattr(applications, name)(weights=None, input_shape=(size, size, 3))
+        net = getattr(applications, name)(
+            weights=None, input_shape=(size, size, 3), classifier_activation=None
+        )
         return _stateless(net, normal(rows, size, size, 3, dtype=dtype), learns)
 
     return make

@@ -2,7 +2,7 @@
 """Checks a program under `optimize_layout`, and times it beside plain jax."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,9 +15,14 @@ from benchmarks.programs.program import Program
 from benchmarks.results import CaseResult
 from tests import hlo
 
-# Of a result's largest value; or so many times what inputs one ulp off do to it.
+# Of a result's largest value; or so many times what inputs that are nudged do to it.
 _TOLERANCE = {"float32": 2e-4, "bfloat16": 3e-2}
-_ULPS = 8.0
+_MULTIPLE = 4.0
+# A nudge, relative: an ulp of bfloat16, more of float32. A product of thousands of terms
+# is off by more than an ulp, and that takes some rectifiers over their edge, where a
+# gradient jumps. Plain jax's gradients of MobileNetV2 are ten times as far from those in
+# float64 as an ulp's nudge takes them.
+_NUDGE = {"float32": 2.0**-17, "bfloat16": 2.0**-7}
 
 
 def run(
@@ -29,9 +34,9 @@ def run(
     theirs, their_seconds = _compiled(f, args)
     ours, our_seconds = _compiled(jl.optimize_layout(f), args)
     expected = theirs(*args)
-    worst = excess(
-        ours(*args), expected, theirs(*nudged(args)), _TOLERANCE[program.dtype]
-    )
+    size = _NUDGE[program.dtype]
+    others = [theirs(*nudged(args, size, seed)) for seed in range(2)]
+    worst = excess(ours(*args), expected, others, _TOLERANCE[program.dtype])
     config = {
         "dtype": program.dtype,
         "compile_seconds": f"{their_seconds:.3f}",
@@ -63,40 +68,38 @@ def _temporary(compiled: Any) -> int:
     return int(compiled.memory_analysis().temp_size_in_bytes)
 
 
-def nudged(tree: Any) -> Any:
-    """The tree with each floating number one ulp further up or down."""
-    random = np.random.default_rng(0)
+def nudged(tree: Any, size: float, seed: int) -> Any:
+    """The tree with each floating number larger or smaller by this share of it."""
+    random = np.random.default_rng(seed)
 
     def leaf(x: Any) -> Any:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
-        far = jnp.asarray(random.choice([-np.inf, np.inf], x.shape), x.dtype)
-        return jnp.nextafter(x, far)
+        factors = 1 + size * random.choice([-1.0, 1.0], x.shape)
+        return (x * factors).astype(x.dtype)
 
     return jax.tree.map(leaf, tree)
 
 
-def excess(found: Any, expected: Any, nudged: Any, tolerance: float) -> float:
+def excess(found: Any, expected: Any, nudged: Sequence[Any], tolerance: float) -> float:
     """The largest difference from what is expected, in units of what is allowed.
 
     Args:
       found: a pytree of arrays.
       expected: what plain jax gives.
-      nudged: what it gives of inputs one ulp off: how chaotic the program is.
+      nudged: what it gives of inputs a little off: how chaotic the program is.
       tolerance: allowed anyway, of an array's largest value.
     """
     worst = 0.0
-    trees = (jax.tree.leaves(tree) for tree in (found, expected, nudged))
+    trees = (jax.tree.leaves(tree) for tree in (found, expected, *nudged))
     for arrays in zip(*trees, strict=True):
-        x, y, z = (np.asarray(a).astype(np.float64) for a in arrays)
+        x, y, *others = (np.asarray(a).astype(np.float64) for a in arrays)
         if x.shape != y.shape or not np.array_equal(np.isfinite(x), np.isfinite(y)):
             return float("inf")
-        x, y, z = (np.nan_to_num(a, posinf=0, neginf=0) for a in (x, y, z))
-        difference = np.abs(x - y).max(initial=0.0)
-        allowed = max(
-            tolerance * np.abs(y).max(initial=0.0),
-            _ULPS * np.abs(z - y).max(initial=0.0),
-        )
+        of = np.isfinite(y)
+        difference = np.abs(x - y)[of].max(initial=0.0)
+        chaos = max(np.abs(z - y)[of].max(initial=0.0) for z in others)
+        allowed = max(tolerance * np.abs(y)[of].max(initial=0.0), _MULTIPLE * chaos)
         if difference > 0:
             worst = max(worst, float(difference / allowed) if allowed else float("inf"))
     return worst
