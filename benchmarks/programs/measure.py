@@ -18,10 +18,10 @@ from tests import hlo
 # Of a result's largest value; or so many times what inputs that are nudged do to it.
 _TOLERANCE = {"float32": 2e-4, "bfloat16": 3e-2}
 _MULTIPLE = 4.0
-# A nudge, relative: an ulp of bfloat16, more of float32. A product of thousands of terms
-# is off by more than an ulp, and that takes some rectifiers over their edge, where a
-# gradient jumps. Plain jax's gradients of MobileNetV2 are ten times as far from those in
-# float64 as an ulp's nudge takes them.
+# A nudge, relative: an ulp of bfloat16, more of float32. A product of thousands of
+# terms is off by more than an ulp, and that takes rectifiers over their edge, where
+# a gradient jumps. Plain jax's gradients of MobileNetV2 are ten times as far from those
+# in float64 as an ulp's nudge takes them.
 _NUDGE = {"float32": 2.0**-17, "bfloat16": 2.0**-7}
 
 
