@@ -58,7 +58,7 @@ def _show(report: Report, console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the programs, shows and keeps what was measured; 1 if ours was wrong."""
-    parser = runner.parser("programs", __doc__, seconds=3.0)
+    parser = runner.parser("programs", __doc__, seconds=2.0)
     add = parser.add_argument
     add("--only", nargs="+", choices=COLLECTIONS, metavar="NAME", help="collections")
     add("--list", action="store_true", help="only list the programs")
