@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.harness import Sample, label
 
 RESULTS = Path(__file__).with_name("results")
+FAST_ENOUGH = 0.97  # of plain JAX's speed
 
 # What stands for plain JAX, by benchmark: ours, and jax.numpy's or jax.lax's, which
 # gives the same kind of output. Where a case is a gradient, both are differentiated.
@@ -23,6 +24,7 @@ PLAIN = {
     "operators": (("ours", "jnp"),),
     "conv": (("ours", "lax"), ("our conv", "lax")),
     "layout": (("ours", "jax"),),
+    "programs": (("ours", "jax"),),
 }
 
 

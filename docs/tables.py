@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of benchmarks/results, among them the README's: python -m docs.tables.
+"""Tables of benchmarks/results in README.md and programs.md: python -m docs.tables.
 
 A column stands for a processor in one profile; its figures are of the newest jax that
 each benchmark was recorded on there.
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import (
+    FAST_ENOUGH,
     PLAIN,
     CaseResult,
     Report,
@@ -19,6 +20,7 @@ from benchmarks.results import (
 )
 
 README = Path(__file__).parent.parent / "README.md"
+PROGRAMS = Path(__file__).with_name("programs.md")
 BEGIN, END = "<!-- figures: python -m docs.tables -->\n", "<!-- end of figures -->\n"
 WITHOUT_AMX = "avx512_bf16", "avx512", "avx2"
 PROFILES = {
@@ -176,12 +178,85 @@ def headlines(found: dict[str, list[Report]]) -> str:
     return table(found, _HEADLINES)
 
 
-def readme(found: dict[str, list[Report]]) -> str:
-    """The README with its table made anew."""
-    before, _, rest = README.read_text().partition(BEGIN)
+def programs(found: dict[str, list[Report]]) -> str:
+    """Each program in the best profile of a processor, then in its other profiles."""
+    classes: dict[str, list[Report]] = {}
+    for (where, _), report in newest(found.get("programs", ())).items():
+        classes.setdefault(where, []).append(report)
+    parts = []
+    for where in sorted(classes):
+        reports = sorted(classes[where], key=lambda report: _rank_of(report))
+        parts += [_heading(report) + _share(report) for report in reports]
+        parts.append(_programs(reports))
+    return "\n".join(parts) or "Nothing is recorded yet.\n"
+
+
+def _rank_of(report: Report) -> int:
+    """The best profile first; one that is no profile, as AArch64's, is alone."""
+    profile = report.machine["profile"]
+    return [*PROFILES, profile].index(profile)
+
+
+def _heading(report: Report) -> str:
+    return f"**{title({report.benchmark: report})}:** "
+
+
+def _share(report: Report) -> str:
+    """How many programs there are, their mean, and how many are slower."""
+    ratios = [ratio for _, ratio in report.ratios()]
+    slower = sum(ratio < FAST_ENOUGH for ratio in ratios)
+    failed = sum(bool(case.failures()) for case in report.cases)
+    return (
+        f"{len(ratios)} programs, geometric mean {figure(geometric_mean(ratios))}; "
+        f"{slower} below {FAST_ENOUGH}, {failed} wrong or failed.\n"
+    )
+
+
+def _programs(reports: list[Report]) -> str:
+    """A row a program, in the order of its ratio in the first of the reports."""
+    first, *others = reports
+    heads = ["program", "", "jax, ms", "ours, ms", "times"]
+    heads += [f"in {PROFILES[r.machine['profile']]}" for r in others]
+    heads += ["compiled in, s", "temporary, MB", "calls"]
+    aligned = "|---|---|" + "--:|" * (len(heads) - 2)
+    lines = [f"| {' | '.join(heads)} |", aligned]
+    for case in sorted(first.cases, key=lambda case: case.speedup("jax", False) or 0):
+        dtype = case.config["dtype"]
+        cells = [f"{case.group}: {case.name}", _DTYPES.get(dtype, dtype)]
+        samples = [case.sample(family, False) for family in ("jax", "ours")]
+        cells += [f"{1e3 * s.median:.1f}" if s else "failed" for s in samples]
+        for report in reports:
+            same = (other for other in report.cases if _same(case, other))
+            value = next((other.speedup("jax", False) for other in same), None)
+            cells.append(f"{value:.2f}" if value else "")
+        for key, unit in (("compile_seconds", 1.0), ("temporary_bytes", 1e6)):
+            of = (case.config.get(f"{whose}{key}") for whose in ("", "our_"))
+            cells.append(", ".join(f"{float(v) / unit:.1f}" for v in of if v))
+        cells.append(case.config.get("our_calls", ""))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _same(case: CaseResult, other: CaseResult) -> bool:
+    of = (case.group, case.name, case.config["dtype"])
+    return of == (other.group, other.name, other.config["dtype"])
+
+
+def renewed(page: Path, made: str) -> str:
+    """The page with what stands between its marks made anew."""
+    before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table(found)}\n{END}{after}"
+    return f"{before}{BEGIN}\n{made}\n{END}{after}"
+
+
+def pages(found: dict[str, list[Report]]) -> dict[Path, str]:
+    """What the pages are that have tables."""
+    return {
+        README: renewed(README, table(found)),
+        PROGRAMS: renewed(PROGRAMS, programs(found)),
+    }
 
 
 if __name__ == "__main__":
-    README.write_text(readme(recorded()))
+    for page, text in pages(recorded()).items():
+        page.write_text(text)

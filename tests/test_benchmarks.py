@@ -543,10 +543,9 @@ def test_tables_have_a_column_with_amx_and_one_without(tmp_path):
     assert wanted in rows
 
 
-def test_the_tables_of_the_readme_are_not_stale():
+def test_the_tables_of_the_pages_are_not_stale():
     found = all_benchmarks.recorded()
-    assert tables.README.read_text() == tables.readme(found), (
-        "run: python -m docs.tables"
-    )
+    for page, text in tables.pages(found).items():
+        assert page.read_text() == text, f"{page.name}: run python -m docs.tables"
     for row in tables.table(found).splitlines():
         assert any(cell.strip() for cell in row.split("|")[2:]), row
