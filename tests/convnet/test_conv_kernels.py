@@ -382,6 +382,13 @@ def test_int8(groups, x, result):
     check(case.replace(bias=True, relu=True), "forward")
 
 
+@pytest.mark.parametrize("x", ["NHWC", "NCHW"])
+def test_int8_weights_that_are_packed_in_pieces(x):
+    case = Case(channels=(256, 256), size=(9, 9), x=x, types=("int8", "int32"))
+    check(case, "forward")
+    check(case.replace(channels=(3, 384), kernel=(16, 16), size=(33, 33)), "forward")
+
+
 # Large enough to be cut into tiles, along each axis.
 LARGE = [
     Case(batch=9, channels=(64, 128), size=(28, 28)),

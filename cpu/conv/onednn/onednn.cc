@@ -113,8 +113,10 @@ dnnl_status_t MakePieces(const ConvProblem& p, const Array& array, ArrayId id,
   }
   const int64_t unit = BlockOf(whole, axis);
   const int64_t units = CeilDiv(box.dims[axis], unit);
-  const int64_t count =
-      std::clamp<int64_t>(array.bytes / kPieceBytes, 1, units);
+  // Behind packed int8 weights lie sums of all of them, which only a move of
+  // the whole makes.
+  const int64_t wanted = p.type == DType::kS8 ? 1 : array.bytes / kPieceBytes;
+  const int64_t count = std::clamp<int64_t>(wanted, 1, units);
   const int64_t step = CeilDiv(units, count) * unit;
   const int64_t item = ItemSize(UserType(p, id));
   for (int64_t at = 0; at < box.dims[axis]; at += step) {
