@@ -67,6 +67,12 @@ struct Avx512Floats {
   static JAX_LAYOUT_INLINE void Store(float* p, Reg v) {
     _mm512_storeu_ps(p, v);
   }
+  static JAX_LAYOUT_INLINE void Store(BF16* p, Reg v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), Narrow(v));
+  }
+  static JAX_LAYOUT_INLINE void Store(F16* p, Reg v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), Half(v));
+  }
   static JAX_LAYOUT_INLINE void Store(float* p, Reg v, int n) {
     _mm512_mask_storeu_ps(p, First(n), v);
   }

@@ -9,7 +9,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from test_conv_depthwise import CProblem, Images, Memory, load
+from test_conv_depthwise import BF16, DTYPES, F16, F32, CProblem, Images, Memory, load
 
 from native import compile_library, sources
 
@@ -72,6 +72,8 @@ class Case:
     out_channels: int = 64
     layout: str = "nhwc"
     w_layout: str = "OIHW"
+    dtype: type = F32
+    result: type | None = None  # as dtype
     bias: bool = False
     relu: bool = False
     threads: int = 2
@@ -87,15 +89,17 @@ def prepare(case, name, at_end):
     """The C problem and its arrays: small integers, so that sums are exact."""
     c = case
     rng = np.random.default_rng(c.seed)
-    x = Images(c.layout, c.batch, c.in_channels, *c.size, np.float32, at_end)
-    y = Images(c.layout, c.batch, c.out_channels, *c.out, np.float32, at_end)
-    memory = Memory(9 * c.in_channels * c.out_channels, np.float32, at_end)
+    result = c.result or c.dtype
+    x_type, y_type = (c.dtype, result) if name == "forward" else (result, c.dtype)
+    x = Images(c.layout, c.batch, c.in_channels, *c.size, x_type, at_end)
+    y = Images(c.layout, c.batch, c.out_channels, *c.out, y_type, at_end)
+    memory = Memory(9 * c.in_channels * c.out_channels, c.dtype, at_end)
     steps = FILTERS[c.w_layout](c.out_channels, c.in_channels)
     w = np.lib.stride_tricks.as_strided(
-        memory.array, (c.out_channels, c.in_channels, 3, 3), [4 * s for s in steps]
+        memory.array, (c.out_channels, c.in_channels, 3, 3), [memory.array.itemsize * s for s in steps]
     )
     w[:] = rng.integers(-3, 4, w.shape)
-    bias = Memory(c.out_channels, np.float32, at_end)
+    bias = Memory(c.out_channels, result, at_end)
     bias.array[:] = rng.integers(-3, 4, c.out_channels)
     read = x if name == "forward" else y
     values = rng.integers(-3, 4, read.get().shape).astype(np.float32)
@@ -115,12 +119,13 @@ def prepare(case, name, at_end):
         p.strides[i][:] = row
     p.blocks[:] = (1, 1, 1)
     p.bias, p.relu = (c.bias, c.relu) if name == "forward" else (False, False)
+    p.type, p.result = DTYPES.index(c.dtype), DTYPES.index(result)
     p.winograd = True
     return p, x, y, memory, w.astype(np.float64), bias
 
 
 def reference(case, name, x, w, y, bias):
-    """What is written, in float64. Padding counts as zeros."""
+    """What is written, rounded once. Padding counts as zeros."""
     read, written, pad = x, y, case.pad
     if name == "input_grad":
         # A convolution with the filters turned round.
@@ -134,11 +139,12 @@ def reference(case, name, x, w, y, bias):
         for i, j in itertools.product(range(3), repeat=2):
             window = read[:, :, i : i + height, j : j + width]
             result += np.einsum("nchw,oc->nohw", window, w[:, :, i, j])
-    if name == "input_grad":
-        return result
-    if case.bias:
-        result += bias[:, None, None]
-    return np.maximum(result, 0) if case.relu else result
+    if name == "forward":
+        if case.bias:
+            result += bias[:, None, None]
+        if case.relu:
+            result = np.maximum(result, 0)
+    return result.astype(case.result or case.dtype).astype(np.float64)
 
 
 def run(library, isa, p, case, x, y, memory, bias, at_end):
@@ -219,6 +225,15 @@ def test_bias_and_relu(convolve):
         convolve((7, 5), bias=bias, relu=relu)
 
 
+@pytest.mark.parametrize("result", [None, F32])
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_16_bits(convolve, dtype, result):
+    for w_layout in FILTERS:
+        convolve((7, 5), dtype=dtype, result=result, w_layout=w_layout)
+    for bias, relu in itertools.product((False, True), repeat=2):
+        convolve((1, 9), dtype=dtype, result=result, bias=bias, relu=relu)
+
+
 @pytest.mark.parametrize("threads", [1, 3, 8])
 @pytest.mark.parametrize(
     "size, batch, channels",
@@ -253,6 +268,9 @@ def test_anything(library, **case):
 def test_what_is_not_finite(convolve, spoil):
     convolve((9, 9), spoil=spoil)
     convolve((9, 9), spoil=spoil, bias=True, relu=True, w_layout="HWIO", threads=1)
+    convolve((9, 9), spoil=spoil, dtype=BF16)
+    if spoil != "overflow":  # 2^127 is no float16
+        convolve((9, 9), spoil=spoil, dtype=F16)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +278,9 @@ def test_what_is_not_finite(convolve, spoil):
     [
         {"winograd": 0},
         {"pass_": 2},
-        {"type": 2},
+        {"type": 2, "result": 3},
+        {"result": 2},
+        {"type": 6},
         {"groups": 2},
         {"in_channels": 40},
         {"out_channels": 16},

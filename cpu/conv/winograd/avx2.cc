@@ -5,9 +5,11 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
-#include "core/dtype.h"  // before what follows is for one processor
+#include "core/dtype.h"
+#include "core/float16.h"  // before what follows is for one processor
 
 #pragma GCC target("avx2,fma,f16c")
 #include "cpu/conv/winograd/steps.h"

@@ -5,9 +5,11 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
-#include "core/dtype.h"  // before what follows is for one processor
+#include "core/dtype.h"
+#include "core/float16.h"  // before what follows is for one processor
 
 // GCC 12's header takes its own undefined registers for a mistake.
 #pragma GCC diagnostic ignored "-Wuninitialized"

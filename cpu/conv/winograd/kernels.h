@@ -18,6 +18,8 @@
 
 #include <cstdint>
 
+#include "core/dtype.h"
+
 namespace jax_layout {
 
 // An image with contiguous channels.
@@ -33,22 +35,45 @@ struct WinogradTiles {
   int64_t rows, cols;        // of tiles in an image
 };
 
-// At [i * 4 + j] of a transformed tile or filter: `plane` elements apart.
+// Where the taps of a filter lie, in elements.
+struct WinogradFilters {
+  int64_t out, in, row, col;  // steps
+};
+
+// The steps that read and write arrays, of one dtype of x and w and one of y.
+// At [i * 4 + j] of a transformed tile or filter, both f32: `plane` elements
+// apart.
+struct WinogradSteps {
+  // Filters of `panel` output channels for `channels` of input: w[channel, i,
+  // j] to u, [channels, panel] in each plane.
+  void (*filters)(const WinogradFilters& steps, const void* w, int64_t channels,
+                  float* u, int64_t plane);
+
+  // Tiles [first, first + count) of x to v, [count, channels] in each plane.
+  // `zeros` are what the padding reads, as many as channels.
+  void (*input)(const WinogradTiles& tiles, const void* x, int64_t first,
+                int64_t count, int64_t channels, const void* zeros, float* v,
+                int64_t plane);
+
+  // m, [count, m_row] in each plane, to tiles of y, in which `channels` are
+  // written. Returns 0 if the sums, before bias and relu, are finite, else NaN.
+  float (*output)(const WinogradTiles& tiles, const float* m, int64_t m_row,
+                  int64_t plane, int64_t first, int64_t count, int64_t channels,
+                  const void* bias, bool relu, void* y);
+
+  // A tile of y, [panel], from what `input` and `filters` read, by plain sums.
+  void (*plain)(const WinogradTiles& tiles, const void* x, int64_t tile,
+                int64_t channels, const void* zeros,
+                const WinogradFilters& steps, const void* w, const void* bias,
+                bool relu, void* y);
+};
+
 struct WinogradKernels {
   int64_t panel;  // output channels that a product makes at a time
   int64_t most_rows;
 
-  // Filters of `panel` output channels, `step` apart, for `channels` of input:
-  // w[channel, i, j] to u, [channels, panel] in each plane.
-  void (*filters)(const float* w, int64_t step, int64_t w_channel,
-                  int64_t w_row, int64_t w_col, int64_t channels, float* u,
-                  int64_t plane);
-
-  // Tiles [first, first + count) of x to v, [count, channels] in each plane.
-  // `zeros` are what the padding reads, as many as channels.
-  void (*input)(const WinogradTiles& tiles, const float* x, int64_t first,
-                int64_t count, int64_t channels, const float* zeros, float* v,
-                int64_t plane);
+  // Null for other types than f32, and bf16 and f16 to themselves or to f32.
+  const WinogradSteps* (*steps)(DType type, DType result);
 
   // m = a b: a is [rows, depth] with its rows a_row apart, b [depth, panel],
   // and the rows of m are m_row apart. Meanwhile, depth pieces of next_step
@@ -56,18 +81,6 @@ struct WinogradKernels {
   void (*const* product)(const float* a, int64_t a_row, const float* b,
                          int64_t depth, float* m, int64_t m_row,
                          const float* next, int64_t next_step);
-
-  // m, [count, m_row] in each plane, to tiles of y, in which `channels` are
-  // written. Returns 0 if the sums, before bias and relu, are finite, else NaN.
-  float (*output)(const WinogradTiles& tiles, const float* m, int64_t m_row,
-                  int64_t plane, int64_t first, int64_t count, int64_t channels,
-                  const float* bias, bool relu, float* y);
-
-  // A tile of y, [panel], from what `input` and `filters` read, by plain sums.
-  void (*plain)(const WinogradTiles& tiles, const float* x, int64_t tile,
-                int64_t channels, const float* zeros, const float* w,
-                int64_t step, int64_t w_channel, int64_t w_row, int64_t w_col,
-                const float* bias, bool relu, float* y);
 };
 
 extern const WinogradKernels kWinogradAvx2;

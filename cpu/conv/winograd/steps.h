@@ -6,16 +6,19 @@
 //
 //   kRows              of a product, as many as registers hold
 //   Every(step)        a step of so many elements from lane to lane
-//   Gather(p, steps)   what lies so
+//   Gather(p, steps)   what lies so, of f32
 #ifndef JAX_LAYOUT_CPU_CONV_WINOGRAD_STEPS_H_
 #define JAX_LAYOUT_CPU_CONV_WINOGRAD_STEPS_H_
 
 #include <array>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
+#include "core/float16.h"
 #include "cpu/clones.h"
 #include "cpu/conv/winograd/kernels.h"
+#include "cpu/vectors/epilogue.h"
 
 namespace jax_layout {
 namespace {
@@ -23,31 +26,38 @@ namespace {
 constexpr int kVectors = 2;    // of a panel
 constexpr int kPrefetch = 24;  // rows of b ahead
 
-template <class V, class Lanes>
-JAX_LAYOUT_INLINE typename V::Reg LoadEvery(const float* p, int64_t step,
-                                            Lanes lanes) {
-  return step == 1 ? V::Load(p) : V::Gather(p, lanes);
+template <class V, class T>
+JAX_LAYOUT_INLINE typename V::Reg LoadEvery(const T* p, int64_t step) {
+  if (step == 1) return V::Load(p);
+  if constexpr (std::is_same_v<T, float>) return V::Gather(p, V::Every(step));
+  T all[V::kLanes];
+  for (int i = 0; i < V::kLanes; ++i) all[i] = p[i * step];
+  return V::Load(all);
 }
 
-template <class V>
-void Filters(const float* w, int64_t step, int64_t w_channel, int64_t w_row,
-             int64_t w_col, int64_t channels, float* u, int64_t plane) {
+JAX_LAYOUT_INLINE float Widened(float x) { return x; }
+JAX_LAYOUT_INLINE float Widened(BF16 x) { return FloatOfBf16(x.bits); }
+JAX_LAYOUT_INLINE float Widened(F16 x) { return FloatOfF16(x.bits); }
+
+template <class V, class T>
+void Filters(const WinogradFilters& steps, const void* w, int64_t channels,
+             float* u, int64_t plane) {
   using Reg = typename V::Reg;
-  const auto lanes = V::Every(step);
-  auto load = [&](const float* p) __attribute__((always_inline)) {
-    return LoadEvery<V>(p, step, lanes);
+  auto load = [&](const T* p) __attribute__((always_inline)) {
+    return LoadEvery<V>(p, steps.out);
   };
   const Reg half = V::Set(0.5f);
   for (int64_t c = 0; c < channels; ++c) {
     for (int v = 0; v < kVectors; ++v) {
-      const float* from = w + c * w_channel + v * V::kLanes * step;
+      const T* from = static_cast<const T*>(w) + c * steps.in +
+                      v * V::kLanes * steps.out;
       float* to = u + (c * kVectors + v) * V::kLanes;
       Reg t[4][3];
 #pragma GCC unroll 3
       for (int j = 0; j < 3; ++j) {
-        const Reg a = load(from + j * w_col);
-        const Reg b = load(from + w_row + j * w_col);
-        const Reg c = load(from + 2 * w_row + j * w_col);
+        const Reg a = load(from + j * steps.col);
+        const Reg b = load(from + steps.row + j * steps.col);
+        const Reg c = load(from + 2 * steps.row + j * steps.col);
         const Reg ends = half * (a + c), middle = half * b;
         t[0][j] = a;
         t[1][j] = ends + middle;
@@ -67,36 +77,39 @@ void Filters(const float* w, int64_t step, int64_t w_channel, int64_t w_row,
 }
 
 // The pixels that a tile reads; `zeros` are those of the padding.
+template <class T>
 struct Pixels {
-  JAX_LAYOUT_INLINE Pixels(const WinogradTiles& tiles, const float* x,
-                           int64_t tile, const float* zeros) {
+  JAX_LAYOUT_INLINE Pixels(const WinogradTiles& tiles, const void* x,
+                           int64_t tile, const void* zeros) {
     const WinogradImage& in = tiles.in;
     const int64_t row = tile / tiles.cols;
     const int64_t top = row % tiles.rows * 2 - tiles.pad_row;
     const int64_t left = tile % tiles.cols * 2 - tiles.pad_col;
-    const float* image = x + row / tiles.rows * in.image;
+    const T* image = static_cast<const T*>(x) + row / tiles.rows * in.image;
+    const T* none = static_cast<const T*>(zeros);
     for (int i = 0; i < 4; ++i) {
       for (int j = 0; j < 4; ++j) {
         const bool inside = top + i >= 0 && top + i < in.height &&
                             left + j >= 0 && left + j < in.width;
         at[i][j] =
-            inside ? image + (top + i) * in.row + (left + j) * in.col : zeros;
+            inside ? image + (top + i) * in.row + (left + j) * in.col : none;
       }
     }
   }
 
-  const float* at[4][4];
+  const T* at[4][4];
 };
 
 // The results that a tile writes: fewer than four at the image's ends.
+template <class T>
 struct Results {
-  JAX_LAYOUT_INLINE Results(const WinogradTiles& tiles, float* y, int64_t tile)
+  JAX_LAYOUT_INLINE Results(const WinogradTiles& tiles, void* y, int64_t tile)
       : col(tiles.out.col), row(tiles.out.row) {
     const WinogradImage& out = tiles.out;
     const int64_t line = tile / tiles.cols;
     const int64_t top = line % tiles.rows * 2;
     const int64_t left = tile % tiles.cols * 2;
-    at = y + line / tiles.rows * out.image + top * row + left * col;
+    at = static_cast<T*>(y) + line / tiles.rows * out.image + top * row + left * col;
     below = top + 1 < out.height;
     right = left + 1 < out.width;
   }
@@ -104,8 +117,10 @@ struct Results {
   // z[i][j] with bias and relu. Returns the sum of those written, without.
   template <class V, class Reg>
   JAX_LAYOUT_INLINE Reg Store(const Reg (&z)[2][2], int64_t c,
-                              const float* bias, bool relu) const {
-    const Reg base = bias != nullptr ? V::Load(bias + c) : V::Zero();
+                              const void* bias, bool relu) const {
+    const Reg base = bias != nullptr
+                         ? V::Load(static_cast<const T*>(bias) + c)
+                         : V::Zero();
     Reg sum = V::Zero();
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
@@ -121,18 +136,18 @@ struct Results {
     return sum;
   }
 
-  float* at;
+  T* at;
   int64_t col, row;
   bool below, right;
 };
 
-template <class V>
-void Input(const WinogradTiles& tiles, const float* x, int64_t first,
-           int64_t count, int64_t channels, const float* zeros, float* v,
+template <class V, class T>
+void Input(const WinogradTiles& tiles, const void* x, int64_t first,
+           int64_t count, int64_t channels, const void* zeros, float* v,
            int64_t plane) {
   using Reg = typename V::Reg;
   for (int64_t t = 0; t < count; ++t) {
-    const Pixels pixels(tiles, x, first + t, zeros);
+    const Pixels<T> pixels(tiles, x, first + t, zeros);
     float* to = v + t * channels;
     for (int64_t c = 0; c < channels; c += V::kLanes) {
       Reg s[4][4];
@@ -197,14 +212,14 @@ void Product(const float* a, int64_t a_row, const float* b, int64_t depth,
   }
 }
 
-template <class V>
+template <class V, class T>
 float Output(const WinogradTiles& tiles, const float* m, int64_t m_row,
              int64_t plane, int64_t first, int64_t count, int64_t channels,
-             const float* bias, bool relu, float* y) {
+             const void* bias, bool relu, void* y) {
   using Reg = typename V::Reg;
   Reg nothing = V::Zero();
   for (int64_t t = 0; t < count; ++t) {
-    const Results to(tiles, y, first + t);
+    const Results<T> to(tiles, y, first + t);
     const float* from = m + t * m_row;
     for (int64_t c = 0; c < channels; c += V::kLanes) {
       Reg s[2][4];
@@ -230,17 +245,15 @@ float Output(const WinogradTiles& tiles, const float* m, int64_t m_row,
   return V::Sum(nothing);
 }
 
-template <class V>
-void Plain(const WinogradTiles& tiles, const float* x, int64_t tile,
-           int64_t channels, const float* zeros, const float* w, int64_t step,
-           int64_t w_channel, int64_t w_row, int64_t w_col, const float* bias,
-           bool relu, float* y) {
+template <class V, class T, class Y>
+void Plain(const WinogradTiles& tiles, const void* x, int64_t tile,
+           int64_t channels, const void* zeros, const WinogradFilters& steps,
+           const void* w, const void* bias, bool relu, void* y) {
   using Reg = typename V::Reg;
-  const auto lanes = V::Every(step);
-  const Pixels pixels(tiles, x, tile, zeros);
-  const Results to(tiles, y, tile);
+  const Pixels<T> pixels(tiles, x, tile, zeros);
+  const Results<Y> to(tiles, y, tile);
   for (int v = 0; v < kVectors; ++v) {
-    const float* filter = w + v * V::kLanes * step;
+    const T* filter = static_cast<const T*>(w) + v * V::kLanes * steps.out;
     Reg z[2][2];
     for (auto& row : z) row[0] = row[1] = V::Zero();
     for (int64_t k = 0; k < channels; ++k) {
@@ -249,11 +262,11 @@ void Plain(const WinogradTiles& tiles, const float* x, int64_t tile,
 #pragma GCC unroll 3
         for (int j = 0; j < 3; ++j) {
           const Reg tap = LoadEvery<V>(
-              filter + k * w_channel + i * w_row + j * w_col, step, lanes);
+              filter + k * steps.in + i * steps.row + j * steps.col, steps.out);
 #pragma GCC unroll 4
           for (int at = 0; at < 4; ++at) {
             Reg& sum = z[at / 2][at % 2];
-            sum = sum + tap * V::Set(pixels.at[at / 2 + i][at % 2 + j][k]);
+            sum = sum + tap * V::Set(Widened(pixels.at[at / 2 + i][at % 2 + j][k]));
           }
         }
       }
@@ -271,10 +284,29 @@ struct Products {
   static constexpr auto all = Make(std::make_integer_sequence<int, V::kRows>());
 };
 
+template <class V, class T, class Y>
+constexpr WinogradSteps kSteps = {Filters<V, T>, Input<V, T>, Output<V, Y>,
+                                  Plain<V, T, Y>};
+
+template <class V>
+const WinogradSteps* StepsOf(DType type, DType result) {
+  const bool wide = result == DType::kF32;
+  if (type != result && !wide) return nullptr;
+  switch (type) {
+    case DType::kF32:
+      return &kSteps<V, float, float>;
+    case DType::kBF16:
+      return wide ? &kSteps<V, BF16, float> : &kSteps<V, BF16, BF16>;
+    case DType::kF16:
+      return wide ? &kSteps<V, F16, float> : &kSteps<V, F16, F16>;
+    default:
+      return nullptr;
+  }
+}
+
 template <class V>
 constexpr WinogradKernels KernelsOf() {
-  return {kVectors * V::kLanes,    V::kRows,  Filters<V>, Input<V>,
-          Products<V>::all.data(), Output<V>, Plain<V>};
+  return {kVectors * V::kLanes, V::kRows, StepsOf<V>, Products<V>::all.data()};
 }
 
 }  // namespace

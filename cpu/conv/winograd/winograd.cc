@@ -41,11 +41,10 @@ struct WinogradPlan {
       : forward(p.pass == ConvPass::kForward),
         channels(forward ? p.in_channels : p.out_channels),
         out_channels(forward ? p.out_channels : p.in_channels),
-        w_out(p.w.strides[forward ? 0 : 1]),
-        w_in(p.w.strides[forward ? 1 : 0]),
-        w_row(forward ? p.w.strides[3] : -p.w.strides[3]),
-        w_col(forward ? p.w.strides[4] : -p.w.strides[4]),
-        w_first(forward ? 0 : -2 * (w_row + w_col)) {
+        w{p.w.strides[forward ? 0 : 1], p.w.strides[forward ? 1 : 0],
+          forward ? p.w.strides[3] : -p.w.strides[3],
+          forward ? p.w.strides[4] : -p.w.strides[4]},
+        w_first(forward ? 0 : -2 * (w.row + w.col)) {
     const auto image = [](const ConvLayout& layout,
                           const std::array<int64_t, 3>& sizes) {
       return WinogradImage{sizes[1], sizes[2], layout.strides[0],
@@ -62,8 +61,8 @@ struct WinogradPlan {
 
   bool forward;
   int64_t channels, out_channels;
-  int64_t w_out, w_in, w_row, w_col;  // steps, in elements
-  int64_t w_first;                    // where the first tap lies
+  WinogradFilters w;
+  int64_t w_first;  // where the first tap lies
   WinogradTiles tiles;
   int64_t count = 0;  // of tiles
 };
@@ -110,12 +109,13 @@ bool WinogradSupports(const ConvProblem& p, Isa isa) {
   const bool image =
       p.in[0] == 1 && p.out[0] == 1 && p.kernel[0] == 1 && p.pad_low[0] == 0;
   return p.winograd && p.pass != ConvPass::kWeightGrad &&
-         p.type == DType::kF32 && p.result == DType::kF32 && p.groups == 1 &&
+         p.groups == 1 &&
          image && plain(p.kernel, 3) && plain(p.stride, 1) &&
          plain(p.dilation, 1) && p.x.block == 1 && p.y.block == 1 &&
          p.x.strides[1] == 1 && p.y.strides[1] == 1 &&
          p.in_channels % kChannels == 0 && p.out_channels % kChannels == 0 &&
-         p.w_format.empty() && kKernels.At(isa) != nullptr;
+         p.w_format.empty() && kKernels.At(isa) != nullptr &&
+         kKernels.At(isa)->steps(p.type, p.result) != nullptr;
 }
 
 bool WinogradSupports(const ConvProblem& p) {
@@ -149,18 +149,20 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
   const WinogradPlan f(problem);
   const Cut cut(f, *kernels, executor.num_threads());
   const int64_t panel = kernels->panel, panels = f.out_channels / panel;
-  const auto* x = static_cast<const float*>(f.forward ? buffers.x : buffers.y);
-  auto* y = static_cast<float*>(f.forward ? buffers.y : buffers.x);
-  const auto* w = static_cast<const float*>(buffers.w) + f.w_first;
-  const auto* bias = static_cast<const float*>(buffers.bias);
+  const WinogradSteps& steps = *kernels->steps(problem.type, problem.result);
+  const int64_t item = ItemSize(problem.type);
+  const int64_t y_item = ItemSize(problem.result);
+  const void* x = f.forward ? buffers.x : buffers.y;
+  auto* y = static_cast<char*>(f.forward ? buffers.y : buffers.x);
+  const auto* w = static_cast<const char*>(buffers.w) + f.w_first * item;
+  const auto* bias = static_cast<const char*>(buffers.bias);
   auto* memory = static_cast<float*>(buffers.workspace);
   const float* zeros = std::fill_n(memory, f.channels, 0.f) - f.channels;
 
   executor.ParallelFor(panels, [&](int64_t i) {
-    kernels->filters(w + i * panel * f.w_out, f.w_out, f.w_in, f.w_row, f.w_col,
-                     f.channels,
-                     memory + cut.filters + i * kPositions * cut.filter_plane,
-                     cut.filter_plane);
+    steps.filters(f.w, w + i * panel * f.w.out * item, f.channels,
+                  memory + cut.filters + i * kPositions * cut.filter_plane,
+                  cut.filter_plane);
   });
 
   executor.ParallelForWorkers(
@@ -171,7 +173,7 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
         const int64_t count = std::min(cut.block, f.count - first);
         const int64_t pieces = CeilDiv(count, kernels->most_rows);
         const int64_t step = panel / pieces;
-        kernels->input(f.tiles, x, first, count, f.channels, zeros, v,
+        steps.input(f.tiles, x, first, count, f.channels, zeros, v,
                        cut.tile_plane);
         for (int64_t j = 0; j < panels; ++j) {
           const float* u =
@@ -188,18 +190,19 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
                   step);
             }
           }
-          const float* add = bias == nullptr ? nullptr : bias + j * panel;
+          const void* add =
+              bias == nullptr ? nullptr : bias + j * panel * y_item;
+          void* to = y + j * panel * y_item;
           const auto finite = [&](int64_t t, int64_t tiles) {
-            return kernels->output(f.tiles, m + t * panel, panel, cut.sum_plane,
-                                   first + t, tiles, panel, add, problem.relu,
-                                   y + j * panel) == 0;
+            return steps.output(f.tiles, m + t * panel, panel, cut.sum_plane,
+                                first + t, tiles, panel, add, problem.relu,
+                                to) == 0;
           };
           if (finite(0, count)) continue;
           for (int64_t t = 0; t < count; ++t) {
             if (finite(t, 1)) continue;
-            kernels->plain(f.tiles, x, first + t, f.channels, zeros,
-                           w + j * panel * f.w_out, f.w_out, f.w_in, f.w_row,
-                           f.w_col, add, problem.relu, y + j * panel);
+            steps.plain(f.tiles, x, first + t, f.channels, zeros, f.w,
+                        w + j * panel * f.w.out * item, add, problem.relu, to);
           }
         }
       });
