@@ -343,9 +343,11 @@ def check_here(table: Table, path: str | os.PathLike[str]) -> None:
 def methods_of(operator: str) -> tuple[str, ...]:
     """The names of all methods of an operator, on this machine or not."""
     native = _backends.module("cpu")
-    if native is None or operator != "gemm":
-        return OURS
-    return tuple(native.gemm_method_names())
+    if native is not None and operator == "gemm":
+        return tuple(native.gemm_method_names())
+    if native is not None and operator == "conv":
+        return tuple(native.conv_method_names())
+    return OURS
 
 
 # --- this machine

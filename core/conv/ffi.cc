@@ -24,6 +24,8 @@
 //   w_format  string, "" if w lies as its shape and order say; else the order
 //             of the kernel's own, see core/conv/problem.h
 //   winograd  bool, whether products may be saved so, see there
+//   method    string, one of the backend's that shall compute it, if it can;
+//             "": the first that can
 //
 // Shapes and order are those of the attributes: what the buffers say of theirs
 // is not read.
@@ -67,7 +69,7 @@ ffi::ErrorOr<std::unique_ptr<ConvState>> Instantiate(
     Axes x_shape, Axes w_shape, Axes y_shape, Axes x_order, Axes w_order,
     Axes y_order, int64_t x_block, int64_t y_block, Axes stride, Axes dilation,
     Axes pad_low, Axes pad_high, int64_t groups, bool bias, bool relu,
-    std::string_view w_format, bool winograd) {
+    std::string_view w_format, bool winograd, std::string_view method) {
   auto state = std::make_unique<ConvState>();
   ConvProblem problem;
   Status status = MakeConvProblem({pass,
@@ -91,7 +93,7 @@ ffi::ErrorOr<std::unique_ptr<ConvState>> Instantiate(
                                    w_format,
                                    winograd},
                                   &problem);
-  if (status.ok()) status = ChooseConvKernel(problem, &state->kernel);
+  if (status.ok()) status = ChooseConvKernel(problem, method, &state->kernel);
   if (!status.ok()) return ffi::Unexpected(ToError(status));
   state->x_count = Count(x_shape);
   state->w_count = Count(w_shape);
@@ -177,7 +179,8 @@ XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
                            .Attr<bool>("bias")
                            .Attr<bool>("relu")
                            .Attr<std::string_view>("w_format")
-                           .Attr<bool>("winograd"));
+                           .Attr<bool>("winograd")
+                           .Attr<std::string_view>("method"));
 
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                        ffi::Ffi::Bind()

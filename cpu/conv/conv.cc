@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/conv/conv.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/arithmetic.h"
 #include "cpu/conv/depthwise/depthwise.h"
 #include "cpu/conv/grouped/grouped.h"
 #include "cpu/conv/onednn/onednn.h"
+#include "cpu/conv/widened/widened.h"
 #include "cpu/conv/winograd/winograd.h"
 #include "cpu/pages.h"
 
@@ -65,35 +72,43 @@ Status WithWorkspace(
   return run(own, executor);
 }
 
-// Kernels of ours, in the order in which they are asked.
+constexpr char kOnednn[] = "oneDNN", kWidened[] = "widened";
+
+// Kernels of ours.
 struct Ours {
   const char* name;
   bool (*supports)(const ConvProblem&);
+  bool (*preferred)(const ConvProblem&);
   int64_t (*workspace)(const ConvProblem&, int num_threads);
   Status (*run)(const ConvProblem&, const ConvBuffers&, const Executor&);
 };
 constexpr Ours kOurs[] = {
-    {"depthwise", DepthwiseSupports, DepthwiseWorkspace, Depthwise},
-    {"grouped", GroupedSupports, GroupedWorkspace, Grouped},
-    {"winograd", WinogradSupports, WinogradWorkspace, Winograd}};
+    {"depthwise", DepthwiseSupports, DepthwiseSupports, DepthwiseWorkspace,
+     Depthwise},
+    {"grouped",
+     [](const ConvProblem& p) { return GroupedSupports(p, BestIsa()); },
+     GroupedSupports, GroupedWorkspace, Grouped},
+    {"winograd",
+     [](const ConvProblem& p) { return WinogradSupports(p, BestIsa()); },
+     [](const ConvProblem& p) {
+       return WinogradSupports(p) &&
+              (p.type == DType::kF32 || !OnednnSums16(p.type));
+     },
+     WinogradWorkspace, Winograd}};
 
-bool ChooseOurs(const ConvProblem& problem, ConvKernel* kernel) {
-  if (!problem.w_format.empty()) return false;
-  for (const Ours& ours : kOurs) {
-    if (!ours.supports(problem)) continue;
-    kernel->implementation = ours.name;
-    kernel->workspace = ours.workspace(problem, ProcessorCount());
-    kernel->run = [problem, &ours](const ConvBuffers& buffers,
-                                   const Executor& executor) {
-      return WithWorkspace(ours.workspace(problem, executor.num_threads()),
-                           buffers, executor,
-                           [&](const ConvBuffers& b, const Executor& e) {
-                             return ours.run(problem, b, e);
-                           });
-    };
-    return true;
-  }
-  return false;
+Status ChooseOurs(const Ours& ours, const ConvProblem& problem,
+                  ConvKernel* kernel) {
+  kernel->implementation = ours.name;
+  kernel->workspace = ours.workspace(problem, ProcessorCount());
+  kernel->run = [problem, &ours](const ConvBuffers& buffers,
+                                 const Executor& executor) {
+    return WithWorkspace(ours.workspace(problem, executor.num_threads()),
+                         buffers, executor,
+                         [&](const ConvBuffers& b, const Executor& e) {
+                           return ours.run(problem, b, e);
+                         });
+  };
+  return Status::Ok();
 }
 
 // Whether a bias of this type is below zero; NaN is not.
@@ -180,9 +195,57 @@ std::string Text(const ConvProblem& p) {
          name(p.result);
 }
 
+// The same, by kernels that know no negative padding.
+Status ChooseCropped(const ConvProblem& problem, const std::string& method,
+                     ConvKernel* kernel) {
+  ConvProblem cropped = problem;
+  const int64_t begin = Crop(&cropped);
+  const Ours* const ours =
+      std::find_if(std::begin(kOurs), std::end(kOurs),
+                   [&](const Ours& ours) { return ours.name == method; });
+  const Status status = ours != std::end(kOurs)
+                            ? ChooseOurs(*ours, cropped, kernel)
+                            : ChooseOnednnConv(cropped, kernel);
+  if (!status.ok() || cropped.in == problem.in) return status;
+  const bool zero = problem.pass == ConvPass::kInputGrad;
+  kernel->run = [problem, begin, zero, run = std::move(kernel->run)](
+                    const ConvBuffers& buffers, const Executor& executor) {
+    ConvBuffers part = buffers;
+    const DType type = zero ? problem.result : problem.type;
+    part.x = static_cast<char*>(buffers.x) + begin * ItemSize(type);
+    if (zero) Zero(problem, buffers, executor);
+    return run(part, executor);
+  };
+  return status;
+}
+
 }  // namespace
 
-Status ChooseConvKernel(const ConvProblem& problem, ConvKernel* kernel) {
+std::vector<std::string> ConvMethodNames() {
+  std::vector<std::string> names;
+  for (const Ours& ours : kOurs) names.push_back(ours.name);
+  names.insert(names.end(), {kOnednn, kWidened});
+  return names;
+}
+
+std::vector<std::string> ConvMethods(const ConvProblem& problem) {
+  ConvProblem cropped = problem;
+  Crop(&cropped);
+  std::vector<std::string> first, others;
+  for (const Ours& ours : kOurs) {
+    if (!problem.w_format.empty() || !ours.supports(cropped)) continue;
+    (ours.preferred(cropped) ? first : others).push_back(ours.name);
+  }
+  const bool wide = ItemSize(problem.type) != 2;
+  if (wide || OnednnSums16(problem.type)) first.push_back(kOnednn);
+  if (!wide) first.push_back(kWidened);
+  if (!wide && !OnednnSums16(problem.type)) others.push_back(kOnednn);
+  first.insert(first.end(), others.begin(), others.end());
+  return first;
+}
+
+Status ChooseConvKernel(const ConvProblem& problem, std::string_view method,
+                        ConvKernel* kernel) {
   *kernel = {};
   kernel->problem = problem;
   if (!Types(problem)) {
@@ -196,7 +259,7 @@ Status ChooseConvKernel(const ConvProblem& problem, ConvKernel* kernel) {
     return Status::Ok();
   }
   ConvProblem cropped = problem;
-  const int64_t begin = Crop(&cropped);
+  Crop(&cropped);
   const Sizes sizes = SizesOf(cropped);
   if (std::min({cropped.in[0], cropped.in[1], cropped.in[2], sizes.x, sizes.w,
                 sizes.y}) <= 0) {
@@ -207,26 +270,24 @@ Status ChooseConvKernel(const ConvProblem& problem, ConvKernel* kernel) {
     };
     return Status::Ok();
   }
-  const Status status = ChooseOurs(cropped, kernel)
-                            ? Status::Ok()
-                            : ChooseOnednnConv(cropped, kernel);
-  if (!status.ok()) {
-    return Status::Error("conv: no kernel on this machine for " +
-                         Text(problem) + " (" + status.message +
-                         "); is the package onednn-cpu-gomp missing?");
+  std::vector<std::string> methods = ConvMethods(problem);
+  std::stable_partition(
+      methods.begin(), methods.end(),
+      [&](const std::string& name) { return name == method; });
+  Status status;
+  for (const std::string& name : methods) {
+    if (name == kWidened) {
+      ConvKernel wide;
+      status = ChooseConvKernel(Widened(problem), "", &wide);
+      if (status.ok()) Widen(problem, std::move(wide), kernel);
+    } else {
+      status = ChooseCropped(problem, name, kernel);
+    }
+    if (status.ok()) return status;
   }
-  if (cropped.in != problem.in) {
-    const bool zero = problem.pass == ConvPass::kInputGrad;
-    kernel->run = [problem, begin, zero, run = std::move(kernel->run)](
-                      const ConvBuffers& buffers, const Executor& executor) {
-      ConvBuffers part = buffers;
-      const DType type = zero ? problem.result : problem.type;
-      part.x = static_cast<char*>(buffers.x) + begin * ItemSize(type);
-      if (zero) Zero(problem, buffers, executor);
-      return run(part, executor);
-    };
-  }
-  return status;
+  return Status::Error("conv: no kernel on this machine for " + Text(problem) +
+                       " (" + status.message +
+                       "); is the package onednn-cpu-gomp missing?");
 }
 
 Status Conv(const ConvKernel& kernel, const ConvBuffers& buffers,

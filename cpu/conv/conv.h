@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/conv/problem.h"
 #include "core/status.h"
@@ -21,7 +23,16 @@ struct ConvKernel {
   std::function<Status(const ConvBuffers&, const Executor&)> run;
 };
 
-Status ChooseConvKernel(const ConvProblem& problem, ConvKernel* kernel);
+// The names of all ways to compute a convolution.
+std::vector<std::string> ConvMethodNames();
+
+// Those of a problem, the best guess first. Whether oneDNN has a kernel is
+// found when it is chosen.
+std::vector<std::string> ConvMethods(const ConvProblem& problem);
+
+// By `method` if that can, else by the first that can.
+Status ChooseConvKernel(const ConvProblem& problem, std::string_view method,
+                        ConvKernel* kernel);
 
 Status Conv(const ConvKernel& kernel, const ConvBuffers& buffers,
             const Executor& executor);

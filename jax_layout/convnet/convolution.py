@@ -299,6 +299,7 @@ def kernel(
             "y_block": conv.y_block,
             "w_format": w_format,
             "winograd": _compat.is_default_precision(precision),
+            "method": "",
         } | {name: np.array(value, np.int64) for name, value in sizes.items()}
         plan = _backends.conv_plan(platform, attributes)
         kernel = Kernel(
@@ -306,6 +307,7 @@ def kernel(
             target="jax_layout_conv",
             workspace=plan["workspace"],
             work=_work(result, a.dtype, conv, shapes),
+            methods=plan["methods"],
             operand_layouts=[memory[i] for i in given[:2]] + [(0,)] * len(bias),
             result_layouts=[memory[result]],
         )
@@ -329,7 +331,7 @@ def kernel(
     plain = {name: tuple(range(len(memory[name]))) for name in given}
     if conv.groups > 1 and plain != memory:
         row_major, plan = call(plain)
-        if plan["implementation"] in ("depthwise", "grouped"):
+        if plan["implementation"].endswith(("depthwise", "grouped")):
             # These kernels read both orders, and XLA's copies take longer than they.
             return dataclasses.replace(
                 found, in_order=lambda order: None if order else row_major

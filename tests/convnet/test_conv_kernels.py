@@ -119,6 +119,7 @@ def attributes(case, conv_pass):
         relu=case.relu,
         w_format="",
         winograd=False,
+        method="",
     )
     arrays = {f"{name}_shape": shape for name, shape in shapes.items()}
     arrays["x_order"] = order_of(case.x, "NC")

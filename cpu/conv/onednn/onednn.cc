@@ -424,7 +424,7 @@ ConvTiling ChooseTiling(const ConvProblem& p, const Way& way) {
       p.out_channels * (p.in_channels / p.groups) * ConvProduct(p.kernel);
   const int64_t products = p.batch * ConvProduct(p.out) * weights;
   const int64_t least_products =
-      ItemSize(p.type) < 4 && !way.widened ? kMinProducts16 : kMinProducts;
+      ItemSize(p.type) < 4 ? kMinProducts16 : kMinProducts;
   const int64_t wanted = std::min<int64_t>(kTasksPerThread * ProcessorCount(),
                                            products / least_products);
   if (wanted <= 1) return t;
@@ -466,13 +466,24 @@ ConvTiling ChooseTiling(const ConvProblem& p, const Way& way) {
 
 }  // namespace
 
+bool OnednnSums16(DType type) {
+  if (!Library().loaded()) return false;
+#ifdef __x86_64__
+  const int isa = Library().get_effective_cpu_isa();
+  const int wanted = type == DType::kBF16 ? dnnl_cpu_isa_avx512_core_bf16
+                                          : dnnl_cpu_isa_avx512_core_fp16;
+  return (isa & wanted) == wanted;
+#else
+  return type == DType::kBF16;
+#endif
+}
+
 Status ChooseOnednnConv(const ConvProblem& p, ConvKernel* kernel) {
   if (!Library().loaded()) return Status::Error("oneDNN is not there");
   if (p.type == DType::kS8 && !OnednnSumsInt8()) {
     return Status::Error("oneDNN's sums of int8 saturate without VNNI");
   }
   const OnednnSequential sequential;
-  const bool wide_types = ItemSize(p.type) == 2;
   std::vector<Way> ways;
   // Where both are in blocks, f32 kernels read them as they are; those of 16
   // bits want channels innermost.
@@ -481,9 +492,8 @@ Status ChooseOnednnConv(const ConvProblem& p, ConvKernel* kernel) {
     ways.push_back({.block = block});
   }
   ways.push_back({});
-  if (wide_types) ways.push_back({.widened = true});
-  ways.push_back({.any = true});
-  if (wide_types) ways.push_back({.widened = true, .any = true});
+  // Of 16 bits, its other kernels are plain loops.
+  if (ItemSize(p.type) != 2) ways.push_back({.any = true});
   auto plan = std::make_shared<Plan>();
   dnnl_status_t status = dnnl_unimplemented;
   for (const Way& way : ways) {
@@ -508,6 +518,8 @@ Status ChooseOnednnConv(const ConvProblem& p, ConvKernel* kernel) {
 #else  // built without its headers
 
 namespace jax_layout {
+
+bool OnednnSums16(DType) { return false; }
 
 Status ChooseOnednnConv(const ConvProblem&, ConvKernel*) {
   return Status::Error("built without oneDNN");

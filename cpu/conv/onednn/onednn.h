@@ -10,6 +10,10 @@
 
 namespace jax_layout {
 
+// Whether the library has the processor's products of bf16, or f16. It makes
+// others of f32, several times slower than those of f32 itself.
+bool OnednnSums16(DType type);
+
 // For problems without negative padding of which no array is empty. Fills in
 // all but the problem.
 Status ChooseOnednnConv(const ConvProblem& problem, ConvKernel* kernel);

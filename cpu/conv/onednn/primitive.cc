@@ -336,9 +336,9 @@ dnnl_status_t MakeConvolution(const ConvProblem& p, const Way& way,
   const Onednn& dnnl = Library();
   conv->problem = p;
   const ArrayId result = ResultId(p.pass);
-  const DType in = way.widened ? DType::kF32 : p.type;
+  const DType in = p.type;
   // Partial sums of w are added before they are rounded.
-  const bool wide = way.widened || p.pass == ConvPass::kWeightGrad;
+  const bool wide = p.pass == ConvPass::kWeightGrad;
   const DType out = wide && p.type != DType::kS8 ? DType::kF32 : p.result;
   dnnl_status_t status = dnnl_success;
   for (ArrayId id : {kX, kW, kY, kBias}) {

@@ -18,9 +18,8 @@ enum ArrayId { kX, kW, kY, kBias, kArrays };
 
 // How the library is to compute a problem.
 struct Way {
-  bool widened = false;  // 16-bit operands are converted to f32
-  int64_t block = 1;     // of the channels of x and y; 1: they are innermost
-  bool any = false;      // whatever kernel it has, be it slow
+  int64_t block = 1;  // of the channels of x and y; 1: they are innermost
+  bool any = false;   // whatever kernel it has, be it slow
 };
 
 ArrayId ResultId(ConvPass pass);

@@ -49,8 +49,8 @@ void Filters(const WinogradFilters& steps, const void* w, int64_t channels,
   const Reg half = V::Set(0.5f);
   for (int64_t c = 0; c < channels; ++c) {
     for (int v = 0; v < kVectors; ++v) {
-      const T* from = static_cast<const T*>(w) + c * steps.in +
-                      v * V::kLanes * steps.out;
+      const T* from =
+          static_cast<const T*>(w) + c * steps.in + v * V::kLanes * steps.out;
       float* to = u + (c * kVectors + v) * V::kLanes;
       Reg t[4][3];
 #pragma GCC unroll 3
@@ -109,18 +109,18 @@ struct Results {
     const int64_t line = tile / tiles.cols;
     const int64_t top = line % tiles.rows * 2;
     const int64_t left = tile % tiles.cols * 2;
-    at = static_cast<T*>(y) + line / tiles.rows * out.image + top * row + left * col;
+    at = static_cast<T*>(y) + line / tiles.rows * out.image + top * row +
+         left * col;
     below = top + 1 < out.height;
     right = left + 1 < out.width;
   }
 
   // z[i][j] with bias and relu. Returns the sum of those written, without.
   template <class V, class Reg>
-  JAX_LAYOUT_INLINE Reg Store(const Reg (&z)[2][2], int64_t c,
-                              const void* bias, bool relu) const {
-    const Reg base = bias != nullptr
-                         ? V::Load(static_cast<const T*>(bias) + c)
-                         : V::Zero();
+  JAX_LAYOUT_INLINE Reg Store(const Reg (&z)[2][2], int64_t c, const void* bias,
+                              bool relu) const {
+    const Reg base =
+        bias != nullptr ? V::Load(static_cast<const T*>(bias) + c) : V::Zero();
     Reg sum = V::Zero();
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
@@ -266,7 +266,8 @@ void Plain(const WinogradTiles& tiles, const void* x, int64_t tile,
 #pragma GCC unroll 4
           for (int at = 0; at < 4; ++at) {
             Reg& sum = z[at / 2][at % 2];
-            sum = sum + tap * V::Set(Widened(pixels.at[at / 2 + i][at % 2 + j][k]));
+            sum = sum +
+                  tap * V::Set(Widened(pixels.at[at / 2 + i][at % 2 + j][k]));
           }
         }
       }

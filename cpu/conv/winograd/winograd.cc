@@ -108,8 +108,7 @@ bool WinogradSupports(const ConvProblem& p, Isa isa) {
   };
   const bool image =
       p.in[0] == 1 && p.out[0] == 1 && p.kernel[0] == 1 && p.pad_low[0] == 0;
-  return p.winograd && p.pass != ConvPass::kWeightGrad &&
-         p.groups == 1 &&
+  return p.winograd && p.pass != ConvPass::kWeightGrad && p.groups == 1 &&
          image && plain(p.kernel, 3) && plain(p.stride, 1) &&
          plain(p.dilation, 1) && p.x.block == 1 && p.y.block == 1 &&
          p.x.strides[1] == 1 && p.y.strides[1] == 1 &&
@@ -174,7 +173,7 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
         const int64_t pieces = CeilDiv(count, kernels->most_rows);
         const int64_t step = panel / pieces;
         steps.input(f.tiles, x, first, count, f.channels, zeros, v,
-                       cut.tile_plane);
+                    cut.tile_plane);
         for (int64_t j = 0; j < panels; ++j) {
           const float* u =
               memory + cut.filters + j * kPositions * cut.filter_plane;
