@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cases, shows and keeps what was measured; 1 if ours was wrong."""
     parser = runner.parser("conv", __doc__, seconds=3.0)
     add = parser.add_argument
-    add("--set", choices=["single", "loop", "network", "all"], default="all")
+    add("--set", choices=["single", "kind", "loop", "network", "all"], default="all")
     peers = 'only these: lax "our conv" torch "torch last"'
     add("--peers", nargs="*", metavar="NAME", help=peers)
     add("--device", choices=["cpu", "gpu"], default="cpu")
@@ -100,7 +100,9 @@ def _jax_contender(family: str, case: ConvCase, f: Any, operands: Any) -> Conten
         "ours" if family == "ours" else "peer",
         lambda _: f(*operands),
         jax.block_until_ready,
-        lambda result: np.concatenate([np.ravel(x) for x in jax.tree.leaves(result)]),
+        lambda result: np.concatenate(
+            [np.ravel(x).astype(np.float32) for x in jax.tree.leaves(result)]
+        ),
     )
 
 
@@ -115,7 +117,8 @@ def _torch_contenders(
         def tensor(a: np.ndarray, weight: bool) -> Any:
             if case.channels_last and a.ndim == 4:  # HWIO, NHWC
                 a = a.transpose((3, 2, 0, 1) if weight else (0, 3, 1, 2))
-            t = torch.from_numpy(np.array(a))
+            t = torch.from_numpy(np.array(a, np.float32))
+            t = t.to(getattr(torch, case.dtype))
             t = t.contiguous(memory_format=order) if t.ndim == 4 else t.contiguous()
             return t.requires_grad_(case.gradient)
 
@@ -133,7 +136,7 @@ def _torch_contenders(
                 return torch.autograd.grad((y**2).sum(), wanted, allow_unused=True)[0]
 
         return Contender(
-            family, "peer", launch, read=lambda result: result.detach().numpy()
+            family, "peer", launch, read=lambda result: result.detach().float().numpy()
         )
 
     if x.ndim != 4:

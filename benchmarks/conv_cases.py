@@ -29,6 +29,7 @@ class ConvCase:
         convolution.
       gradient: of the sum of squares, by the parameters and the input.
       channels_last: the input is NHWC; of torch's, in memory.
+      dtype: of the parameters and the input.
     """
 
     group: str
@@ -40,18 +41,26 @@ class ConvCase:
     gradient: bool = False
     channels_last: bool = False
     ours: Function | None = None
+    dtype: str = "float32"
 
     @property
     def config(self) -> dict[str, str]:
-        return {"x": "x".join(map(str, self.x)), "dtype": "float32"}
+        return {"x": "x".join(map(str, self.x)), "dtype": self.dtype}
 
     def operands(self) -> tuple[Any, np.ndarray]:
         random = np.random.default_rng(1)
-        return self.parameters(), random.standard_normal(self.x, np.float32)
+        x = random.standard_normal(self.x, np.float32)
+        dtype = jnp.dtype(self.dtype)
+        return jax.tree.map(lambda a: np.asarray(a, dtype), (self.parameters(), x))
 
 
 def _single(
-    name: str, x: tuple[int, ...], out: int, kernel: int, groups: int = 1
+    name: str,
+    x: tuple[int, ...],
+    out: int,
+    kernel: int,
+    groups: int = 1,
+    dtype: str = "float32",
 ) -> list[ConvCase]:
     n, c, h, w = x
 
@@ -85,10 +94,85 @@ def _single(
             in_torch,
             gradient,
             layout == "NHWC",
+            dtype=dtype,
         )
         for layout in ("NCHW", "NHWC")
         for gradient in (False, True)
     ]
+
+
+def _kind(
+    name: str,
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    convolve: Callable[[Function], Function],
+    in_torch: Callable[[Any], Function],
+) -> list[ConvCase]:
+    """One of the rarer kinds, channels first."""
+
+    def weight() -> np.ndarray:
+        return np.random.default_rng(0).standard_normal(w, np.float32)
+
+    return [
+        ConvCase("kind", name + title, weight, x, convolve, in_torch, gradient)
+        for gradient, title in ((False, ""), (True, ", gradient"))
+    ]
+
+
+def _kinds() -> list[ConvCase]:
+    def same(rank: int) -> Callable[[Function], Function]:
+        def with_conv(conv: Function) -> Function:
+            return lambda w, x: conv(x, w, (1,) * rank, "SAME")
+
+        return with_conv
+
+    def in_torch(rank: int, padding: int) -> Callable[[Any], Function]:
+        def with_torch(torch: Any) -> Function:
+            f = getattr(torch.nn.functional, f"conv{rank}d")
+            return lambda w, x: f(x, w, None, 1, padding)
+
+        return with_torch
+
+    def transposed(conv: Function) -> Function:
+        # As jax.lax.conv_transpose calls it, of weights (in, out, h, w).
+        def run(w: Any, x: Any) -> Any:
+            return conv(
+                x, jnp.flip(w, (2, 3)), (1, 1), [(2, 2)] * 2, lhs_dilation=(2, 2),
+                dimension_numbers=("NCHW", "IOHW", "NCHW"),
+            )  # fmt: skip
+
+        return run
+
+    def torch_transposed(torch: Any) -> Function:
+        return lambda w, x: torch.nn.functional.conv_transpose2d(x, w, None, 2, 1)
+
+    def each(conv: Function) -> Function:
+        def one(w: Any, x: Any) -> Any:
+            return conv(x[None], w, (1, 1), "SAME")[0]
+
+        return jax.vmap(one)
+
+    def torch_each(torch: Any) -> Function:
+        def run(w: Any, x: Any) -> Any:
+            n, o, i, *taps = w.shape
+            y = torch.nn.functional.conv2d(
+                x.reshape(1, -1, *x.shape[2:]), w.reshape(n * o, i, *taps), None, 1,
+                1, 1, n,
+            )  # fmt: skip
+            return y.reshape(n, o, *x.shape[2:])
+
+        return run
+
+    return [
+        *_kind("1-D 256ch, 9 taps, 2048", (4, 256, 2048), (256, 256, 9),
+               same(1), in_torch(1, 4)),
+        *_kind("3-D 32ch, 27 taps, 24^3", (2, 32, 24, 24, 24), (32, 32, 3, 3, 3),
+               same(3), in_torch(3, 1)),
+        *_kind("transposed 4x4, 128ch to 64, 28^2", (8, 128, 28, 28),
+               (128, 64, 4, 4), transposed, torch_transposed),
+        *_kind("filters of each sample, 64ch 28^2", (8, 64, 28, 28),
+               (8, 64, 64, 3, 3), each, torch_each),
+    ]  # fmt: skip
 
 
 def _scan(conv: Function) -> Function:
@@ -166,7 +250,20 @@ def all_cases() -> dict[str, list[ConvCase]]:
             *_single("32 groups 256ch 14^2", (8, 256, 14, 14), 256, 3, groups=32),
             *_single("3x3 256ch 14^2", (8, 256, 14, 14), 256, 3),
             *_single("3x3 512ch 7^2", (8, 512, 7, 7), 512, 3),
+            *_single("1x1 64ch to 256 56^2", (1, 64, 56, 56), 256, 1),
+            *_single("1x1 1024ch to 256 14^2", (8, 1024, 14, 14), 256, 1),
+            *(
+                case
+                for dtype in ("bfloat16", "float16")
+                for case in (
+                    *_single("3x3 256ch 14^2", (8, 256, 14, 14), 256, 3, dtype=dtype),
+                    *_single("3x3 128ch 64^2", (1, 128, 64, 64), 128, 3, dtype=dtype),
+                    *_single("1x1 1024ch to 256 14^2", (8, 1024, 14, 14), 256, 1,
+                             dtype=dtype),
+                )
+            ),
         ],
+        "kind": _kinds(),
         "loop": _loops(),
         "network": [
             case

@@ -62,8 +62,8 @@ class Timing:
 
     Attributes:
       rounds: samples of each contender, fewer (but three) if `seconds` run out.
-      seconds: budget of a case, all its contenders together; one whose call takes
-        twice that, and a second, gives one sample.
+      seconds: budget of a case, all its contenders together; one whose second call
+        takes twice that, and a second, gives one sample.
       sample_seconds: a sample repeats a short call until it lasts about this long.
       blocking: wait for every call, as on a CPU, or once per sample: on a GPU many
         launches between two synchronisations leave the launch latency out.
@@ -121,9 +121,11 @@ def measure(
         calls = []
         for k, contender in enumerate(contenders):
             once, faulted = _run(contender, index, 1, timing.blocking)
-            if once < 0.05:  # the first call also warms up; a long one hides it
+            most = max(1.0, 2 * timing.seconds)
+            # The first call also warms up, and may compile.
+            if once < 0.05 or once > most:
                 once, faulted = _run(contender, index + 1, 1, timing.blocking)
-            if once > max(1.0, 2 * timing.seconds):  # no time for more
+            if once > most:  # no time for more
                 seconds[k].append(once)
                 faults[k].append(faulted)
             calls.append(calls_per_sample(once, timing.sample_seconds))

@@ -118,13 +118,25 @@ def test_measure_keeps_three_rounds_when_time_is_up():
     assert found.rounds == 3
 
 
+def test_a_call_that_compiles_is_not_timed(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(harness.time, "perf_counter", lambda: now[0])
+
+    def launch(i):
+        now[0] += 0.1 if i else 60.0
+
+    contender = Contender("jit", "peer", launch)
+    (found,) = measure([contender], Timing(rounds=9, seconds=3.0))
+    assert found.rounds == 9 and found.median == pytest.approx(0.1)
+
+
 def test_a_call_that_outlasts_the_budget_is_the_only_one(monkeypatch):
     now = iter(range(0, 10_000, 10))
     monkeypatch.setattr(harness.time, "perf_counter", lambda: next(now))
     calls = []
     slow = Contender("slow", "peer", calls.append)
     (found,) = measure([slow], Timing(rounds=9, seconds=3.0))
-    assert (found.rounds, found.median, calls) == (1, 10.0, [0])
+    assert (found.rounds, found.median, calls) == (1, 10.0, [0, 1])
 
 
 def test_ratios_compare_like_with_like():

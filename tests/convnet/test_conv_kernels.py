@@ -42,6 +42,8 @@ class Case:
     types: tuple = ("float32", "float32")
     bias: bool = False
     relu: bool = False
+    winograd: bool = False
+    method: str = ""
 
     def __post_init__(self):
         for name, default in (("stride", 1), ("dilation", 1), ("pads", (1, 1))):
@@ -118,8 +120,8 @@ def attributes(case, conv_pass):
         bias=case.bias,
         relu=case.relu,
         w_format="",
-        winograd=False,
-        method="",
+        winograd=case.winograd,
+        method=case.method,
     )
     arrays = {f"{name}_shape": shape for name, shape in shapes.items()}
     arrays["x_order"] = order_of(case.x, "NC")
@@ -249,8 +251,8 @@ def check(case, conv_pass, exact=None, workspace=True):
     got = call(attributes(case, conv_pass), *operands, workspace=workspace)
     got = from_memory(got, *order[RESULT[conv_pass]])
     assert got.dtype == jnp.dtype(result_type)
-    if exact and result_type in ("float32", "int32"):
-        np.testing.assert_array_equal(wide(got), expected)
+    if exact:  # the sum, and the rounding of it to 16 bits
+        np.testing.assert_array_equal(wide(got), wide(expected.astype(got.dtype)))
     else:
         error = np.abs(wide(got) - expected)
         tolerance = {"float32": 2e-6, "bfloat16": 2**-8, "float16": 2**-10}
