@@ -15,15 +15,13 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_layout import _compat
 from jax_layout.arguments import arrays
 from jax_layout.convnet.convolution import (
-    Convolution,
-    Sizes,
     along_channels,
     conv_fused_p,
     conv_input_grad_p,
     conv_p,
-    each,
 )
 from jax_layout.convnet.packed import conv_packed_p, packed_format
+from jax_layout.convnet.passes import Convolution, Sizes, each
 from jax_layout.formats.annotations import FormattedArray
 from jax_layout.formats.memory_format import MemoryFormat, row_major
 from jax_layout.formats.physical import sizes

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,137 +18,12 @@ from jax import Array
 from jax.interpreters import ad
 from jax.lax import ConvDimensionNumbers
 
-from jax_layout import _backends, _compat
 from jax_layout.arguments import accumulator, placement, widest
-from jax_layout.choices import Work
-from jax_layout.formats.memory_format import MemoryFormat
-from jax_layout.op import Kernel, Op, batch_of, define
+from jax_layout.convnet.conv_kernel import kernel
+from jax_layout.convnet.passes import OPERANDS, RESULTS, Convolution, Sizes, each, swap
+from jax_layout.op import Op, batch_of, define
 from jax_layout.permute import moveaxis
 from jax_layout.plain import jnp, lax
-
-Sizes = tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Convolution:
-    """What the three passes of a convolution have in common.
-
-    With i = s * stride + t * dilation - pad_low, per spatial axis,
-
-      forward      y[n, o, s] = sum over c, t of x[n, c, i] * w[o, c, t]
-      input_grad   x[n, c, i] = sum over o, s, t of y[n, o, s] * w[o, c, t]
-      weight_grad  w[o, c, t] = sum over n, s of x[n, c, i] * y[n, o, s]
-
-    Batch and channels are read off the operands: vmap and sharding change them.
-
-    Attributes:
-      x_order: the axes of x that are n, c and the spatial ones.
-      w_order: the axes of w that are o, c and the spatial ones.
-      y_order: the axes of y that are n, o and the spatial ones.
-      x_size: spatial sizes of x.
-      w_size: spatial sizes of w.
-      y_size: spatial sizes of y.
-      stride: per spatial axis.
-      dilation: per spatial axis; 1: taps side by side.
-      pad_low: per spatial axis; negative: x is cropped.
-      groups: w has the channels of one of so many groups of x.
-      x_block: over 1, x has one more, last, axis: the inner part of the channels.
-      y_block: the same of y.
-    """
-
-    x_order: Sizes
-    w_order: Sizes
-    y_order: Sizes
-    x_size: Sizes
-    w_size: Sizes
-    y_size: Sizes
-    stride: Sizes
-    dilation: Sizes
-    pad_low: Sizes
-    groups: int = 1
-    x_block: int = 1
-    y_block: int = 1
-
-    @property
-    def reach(self) -> Sizes:
-        """From the first tap to the last."""
-        return each(lambda k, d: (k - 1) * d, self.w_size, self.dilation)
-
-    @property
-    def span(self) -> Sizes:
-        """Of the first taps: from the first window to after the last."""
-        return each(lambda y, s: (y - 1) * s + 1 if y else 0, self.y_size, self.stride)
-
-    @property
-    def pad_high(self) -> Sizes:
-        """As much as the last window reads; too little for one if y is empty."""
-        return each(
-            lambda x, low, reach, span: reach + span - x - low,
-            *(self.x_size, self.pad_low, self.reach, self.span),
-        )
-
-    def order(self, name: str) -> Sizes:
-        return getattr(self, f"{name}_order")
-
-    def block(self, name: str) -> int:
-        return getattr(self, f"{name}_block", 1)
-
-    def memory(self, name: str) -> Sizes:
-        """The axes of an array in the order that the kernels want in memory.
-
-        The channels of x and y last. XLA then lays out what lies between two
-        convolutions alike, so that NCHW values are moved where they enter and leave
-        a network, and not around each convolution.
-        """
-        order, block = self.order(name), self.block(name)
-        if name == "w" or block > 1:
-            return tuple(range(len(order) + (block > 1)))
-        return (order[0], *order[2:], order[1])
-
-    def shapes(self, result: str, a: Sizes, b: Sizes) -> dict[str, Sizes]:
-        """The shapes of all three arrays, of which one is the result."""
-        shapes = dict(zip(_OPERANDS[result], (a, b), strict=True))
-        outer = {  # batch and channels, or both channels
-            name: [
-                shape[axis] * block
-                for axis, block in zip(
-                    self.order(name)[:2], (1, self.block(name)), strict=True
-                )
-            ]
-            for name, shape in shapes.items()
-        }
-        if result == "y":
-            outer["y"] = [outer["x"][0], outer["w"][0]]
-        elif result == "x":
-            outer["x"] = [outer["y"][0], outer["w"][1] * self.groups]
-        else:
-            outer["w"] = [outer["y"][1], outer["x"][1] // self.groups]
-        order, block = self.order(result), self.block(result)
-        shape = [0] * len(order)
-        sizes = *outer[result], *getattr(self, f"{result}_size")
-        for axis, size in zip(order, sizes, strict=True):
-            shape[axis] = size
-        if block > 1:
-            shape[order[1]] //= block
-            shape.append(block)
-        return shapes | {result: tuple(shape)}
-
-
-_CPU_DTYPES = ("float32", "bfloat16", "float16", "int8")  # of the operands
-RESULTS = ("float32", "bfloat16", "float16", "int32")
-
-# A pass by its result: what it is called, and what it reads.
-_NAMES = {"y": "forward", "x": "input_grad", "w": "weight_grad"}
-_OPERANDS = {"y": ("x", "w"), "x": ("y", "w"), "w": ("x", "y")}
-
-
-def each(f: Any, *sizes: Sequence[Any]) -> Sizes:
-    return tuple(f(*values) for values in zip(*sizes, strict=True))
-
-
-def swap(order: Sizes) -> Sizes:
-    return (order[1], order[0], *order[2:])
-
 
 # --- what the passes mean
 
@@ -166,7 +40,7 @@ def _lax(
 ) -> Array:
     a, b = (
         _unblock(value, conv.order(name), conv.block(name))
-        for name, value in zip(_OPERANDS[result], (a, b), strict=True)
+        for name, value in zip(OPERANDS[result], (a, b), strict=True)
     )
     x, w, y = conv.x_order, conv.w_order, conv.y_order
     pads = conv.pad_low, conv.pad_high
@@ -258,125 +132,17 @@ def _merge(value: Array, axis: int, into: int, inner: bool = False) -> Array:
 # --- the rules, of the pass with this result
 
 
-def kernel(
-    result: str,
-    platform: str,
-    a: Any,
-    b: Any,
-    *bias: Any,
-    conv: Convolution,
-    precision: Any,
-    dtype: np.dtype,
-    out_sharding: Any,
-    relu: bool = False,
-    packed: MemoryFormat | None = None,
-) -> Kernel | None:
-    if platform != "cpu" or a.dtype != b.dtype or a.dtype.name not in _CPU_DTYPES:
-        return None
-    if dtype.name not in (*_CPU_DTYPES, "int32") or not 1 <= len(conv.stride) <= 3:
-        return None
-    given = [*_OPERANDS[result], result]
-    shapes = conv.shapes(result, a.shape, b.shape)
-
-    def call(memory: dict[str, Sizes], w_format: str = "") -> tuple[Kernel, Any]:
-        sizes = {
-            "stride": conv.stride,
-            "dilation": conv.dilation,
-            "pad_low": conv.pad_low,
-            "pad_high": conv.pad_high,
-        }
-        for i in given:
-            sizes[f"{i}_shape"] = tuple(shapes[i][axis] for axis in memory[i])
-            sizes[f"{i}_order"] = each(memory[i].index, conv.order(i))
-        attributes = {
-            "pass_": _NAMES[result],
-            "type": a.dtype.name,
-            "result": dtype.name,
-            "groups": conv.groups,
-            "bias": bool(bias),
-            "relu": relu,
-            "x_block": conv.x_block,
-            "y_block": conv.y_block,
-            "w_format": w_format,
-            "winograd": _compat.is_default_precision(precision),
-            "method": "",
-        } | {name: np.array(value, np.int64) for name, value in sizes.items()}
-        plan = _backends.conv_plan(platform, attributes)
-        kernel = Kernel(
-            attributes,
-            target="jax_layout_conv",
-            workspace=plan["workspace"],
-            work=_work(result, a.dtype, conv, shapes),
-            methods=plan["methods"],
-            operand_layouts=[memory[i] for i in given[:2]] + [(0,)] * len(bias),
-            result_layouts=[memory[result]],
-        )
-        return kernel, plan
-
-    memory = {name: conv.memory(name) for name in given}
-    found, plan = call(memory)
-    if not plan["supported"]:
-        return None
-    if packed is not None:
-        if weights_format(plan["w_format"], len(conv.stride)) == packed:
-            found, _ = call(memory, plan["w_format"])
-            x_layout, _, *rest = found.operand_layouts or ()
-            layouts = [x_layout, range(len(packed.order)), *rest]
-            return dataclasses.replace(found, operand_layouts=layouts)
-        # Packed for another machine, or for other arrays than these.
-        unpack = packed.unpack
-        return dataclasses.replace(
-            found, prepare=lambda x, w, *bias: (x, unpack(w), *bias)
-        )
-    plain = {name: tuple(range(len(memory[name]))) for name in given}
-    if conv.groups > 1 and plain != memory:
-        row_major, plan = call(plain)
-        if plan["implementation"].endswith(("depthwise", "grouped")):
-            # These kernels read both orders, and XLA's copies take longer than they.
-            return dataclasses.replace(
-                found, in_order=lambda order: None if order else row_major
-            )
-    return found
-
-
-def _work(
-    result: str, dtype: np.dtype, conv: Convolution, shapes: dict[str, Sizes]
-) -> Work | None:
-    """In the tables of choices: points, channels in and out, taps; None if not asked.
-
-    XLA lays convolutions out in the entry computation alone. What is neither NHWC nor
-    in one group, and gradients of weights, take loops of its own where they stand in
-    a loop, hundreds of times slower, so these are always ours.
-    """
-    last = tuple(range(1, len(conv.stride) + 1))
-    nhwc = (0, len(conv.stride) + 1, *last)
-    if result == "w" or conv.groups > 1 or {conv.x_order, conv.y_order} != {nhwc}:
-        return None
-    n, o = (shapes["y"][axis] for axis in conv.y_order[:2])
-    points = n * math.prod(conv.y_size)
-    sizes = points, shapes["x"][conv.x_order[1]], o, math.prod(conv.w_size)
-    strided = " strided" if math.prod(conv.stride) > 1 else ""
-    return Work(f"conv {result} {dtype.name}{strided}", sizes) if all(sizes) else None
-
-
-def weights_format(name: str, rank: int) -> MemoryFormat | None:
-    """The format that a plan of `conv_plan` calls by this name, if it has one."""
-    if not name:
-        return None
-    return MemoryFormat.named(name.translate({ord(i): None for i in "DHW"[: 3 - rank]}))
-
-
 def _transpose(
     result: str, ct: Any, a: Any, b: Any, *, dtype: np.dtype, **params: Any
 ) -> list[Any]:
-    names = _OPERANDS[result]
+    names = OPERANDS[result]
     values = dict(zip(names, (a, b), strict=True)) | {result: ct}
 
     def cotangent(name: str) -> Any:
         of = values[name]
         if not ad.is_undefined_primal(of):
             return None
-        given = [values[operand] for operand in _OPERANDS[name]]
+        given = [values[operand] for operand in OPERANDS[name]]
         if any(0 in value.shape for value in given):
             return ad.Zero(of.aval)  # XLA has no windows of size 0, nor crops them
         # A float32 cotangent of 16-bit operands is not rounded before the sum.
@@ -397,7 +163,7 @@ def _batch(
     **params: Any,
 ) -> tuple[Array, int]:
     """Folds the batch into the axis that the arrays which have it share."""
-    values = dict(zip(_OPERANDS[result], zip(operands, dims, strict=True), strict=True))
+    values = dict(zip(OPERANDS[result], zip(operands, dims, strict=True), strict=True))
     size = next(value.shape[d] for value, d in values.values() if d is not None)
     if size == 0:
         one = [
@@ -460,7 +226,7 @@ def _axes(conv: Convolution, name: str) -> str:
 def _sharding(
     result: str, a: Any, b: Any, *bias: Any, conv: Convolution, **params: Any
 ) -> str:
-    operands = [_axes(conv, name) for name in _OPERANDS[result]]
+    operands = [_axes(conv, name) for name in OPERANDS[result]]
     if bias:
         operands.append(_axes(conv, "w").split()[conv.w_order[0]])
     return ", ".join(operands) + " -> " + _axes(conv, result)

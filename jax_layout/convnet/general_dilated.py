@@ -13,14 +13,8 @@ from jax.lax import ConvDimensionNumbers
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_layout import _compat
-from jax_layout.convnet.convolution import (
-    PASSES,
-    Convolution,
-    Sizes,
-    each,
-    move_groups,
-    swap,
-)
+from jax_layout.convnet.convolution import PASSES, move_groups
+from jax_layout.convnet.passes import Convolution, Sizes, each, swap
 from jax_layout.plain import jnp, lax
 
 

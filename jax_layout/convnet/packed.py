@@ -9,14 +9,9 @@ import jax
 from jax import Array
 
 from jax_layout import _backends
-from jax_layout.convnet.convolution import (
-    RESULTS,
-    Convolution,
-    Sizes,
-    conv_fused_p,
-    kernel,
-    weights_format,
-)
+from jax_layout.convnet.conv_kernel import kernel, weights_format
+from jax_layout.convnet.convolution import conv_fused_p
+from jax_layout.convnet.passes import RESULTS, Convolution, Sizes
 from jax_layout.formats.memory_format import MemoryFormat
 from jax_layout.op import Kernel, Op, batch_of, define, jvp_of
 

@@ -96,7 +96,9 @@ def prepare(case, name, at_end):
     memory = Memory(9 * c.in_channels * c.out_channels, c.dtype, at_end)
     steps = FILTERS[c.w_layout](c.out_channels, c.in_channels)
     w = np.lib.stride_tricks.as_strided(
-        memory.array, (c.out_channels, c.in_channels, 3, 3), [memory.array.itemsize * s for s in steps]
+        memory.array,
+        (c.out_channels, c.in_channels, 3, 3),
+        [memory.array.itemsize * s for s in steps],
     )
     w[:] = rng.integers(-3, 4, w.shape)
     bias = Memory(c.out_channels, result, at_end)

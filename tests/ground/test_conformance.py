@@ -21,7 +21,6 @@ from jax.test_util import check_grads
 import jax_layout as jl
 from hlo import compiled, kernels
 from jax_layout.convnet.convolution import (
-    Convolution,
     conv_fused_p,
     conv_input_grad_p,
     conv_p,
@@ -30,6 +29,7 @@ from jax_layout.convnet.convolution import (
 from jax_layout.convnet.interpolate import _Resampling, resample_p
 from jax_layout.convnet.moments import centered_affine_p, centered_sums_p, moments_p
 from jax_layout.convnet.packed import conv_packed_p
+from jax_layout.convnet.passes import Convolution
 from jax_layout.convnet.windows import Window, disjoint_sum_p, pick_p, spread_p
 from jax_layout.formats.annotations import memory_format_p
 from jax_layout.formats.memory_format import MemoryFormat
