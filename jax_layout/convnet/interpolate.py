@@ -102,7 +102,8 @@ def interpolate(
     dims = list(range(2, x.ndim))
     physical, format = whole(x, dims)
     y = physical if nearest else physical.astype(wide(x.dtype))
-    for dim, out, step in zip(dims, wanted, steps, strict=True):
+    # Elements within rows are the slowest to move: the last axis comes first.
+    for dim, out, step in reversed(list(zip(dims, wanted, steps, strict=True))):
         n = x.shape[dim]
         if align_corners:
             step = (n - 1) / (out - 1) if out > 1 else 0.0
@@ -173,6 +174,12 @@ class _Resampling:
         return _transposed(at, weights, self.n) if self.transposed else (at, weights)
 
     @property
+    def by_phases(self) -> bool:
+        """Whether the elements between two of the input are each time the same."""
+        whole = self.n > 0 and self.out % self.n == 0
+        return whole and not self.align_corners and self.step == self.n / self.out
+
+    @property
     def transpose(self) -> _Resampling:
         return dataclasses.replace(self, transposed=not self.transposed)
 
@@ -198,6 +205,8 @@ def _resample(x: Array, *, axis: int, map: _Resampling) -> Array:
         if not map.transposed:
             return jnp.repeat(x, r, axis)
         return x.reshape(*x.shape[:axis], map.n, r, *x.shape[axis + 1 :]).sum(axis + 1)
+    if map.mode.endswith("linear") and not map.transposed and map.by_phases:
+        return _phases(x, axis, map.out // map.n)
     at, weights = map.taps()
     if len(at) > 2 and axis == x.ndim - 1 > 0:
         rows = functools.partial(_weighted, at=at, weights=weights)
@@ -208,6 +217,24 @@ def _resample(x: Array, *, axis: int, map: _Resampling) -> Array:
             default=lambda x: rows(x, axis),
         )
     return _weighted(x, axis, at, weights)
+
+
+def _phases(x: Array, axis: int, r: int) -> Array:
+    """Linear interpolation to r times as many elements, without a gather."""
+    n = x.shape[axis]
+    part = functools.partial(lax.slice_in_dim, x, axis=axis)
+    before = jnp.concatenate([part(0, 1), part(0, n - 1)], axis)
+    after = jnp.concatenate([part(1, n), part(n - 1, n)], axis)
+    phases = []
+    for p in range(r):
+        place = (p + 0.5) / r - 0.5
+        other = before if place < 0 else after
+        weights = np.asarray([1 - abs(place), abs(place)], x.dtype)
+        phases.append(x * weights[0] + other * weights[1] if place else x)
+    y = jnp.stack(phases, axis + 1)
+    y = y.reshape(*x.shape[:axis], n * r, *x.shape[axis + 1 :])
+    # XLA would compute it again for every tap of the next axis.
+    return lax.optimization_barrier(y)
 
 
 def _by_rows(x: Array, function: Callable[[Array, int], Array]) -> Array:

@@ -100,3 +100,62 @@ def test_tables_choose(dtype):
         jax.clear_caches()
     with choices.forced("lax"):
         assert "jax_layout_conv" not in compiled(ours, x, w, ct)
+
+
+FORMATS = {"NCHW": "OIHW", "NHWC": "HWIO"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_one_tap_is_a_product(format, dtype):
+    """In every pass, and its bias and relu are the product's."""
+    rng = np.random.default_rng(0)
+    names = (format, FORMATS[format], format)
+    shapes = {
+        "x": {"N": 3, "C": 24, "H": 7, "W": 5},
+        "w": {"O": 40, "I": 24, "H": 1, "W": 1},
+        "y": {"N": 3, "C": 40, "H": 7, "W": 5},
+    }
+    x, w, ct = (
+        jnp.asarray(rng.integers(-3, 4, [shapes[i][axis] for axis in axes]), dtype)
+        for i, axes in zip("xwy", names, strict=True)
+    )
+    bias = jnp.asarray(rng.integers(-3, 4, 40), dtype)
+
+    def f(conv, x, w, ct):
+        run = lambda x, w: conv(x, w, (1, 1), "VALID", dimension_numbers=names)  # noqa: E731
+        y, pull = jax.vjp(run, x, w)
+        return y, *pull(ct)
+
+    ours = lambda *given: f(jl.conv_general_dilated, *given)  # noqa: E731
+    text = compiled(ours, x, w, ct)
+    assert text.count("jax_layout_gemm") == 3 and "jax_layout_conv" not in text
+    want = f(jax.lax.conv_general_dilated, *(a.astype(jnp.float64) for a in (x, w, ct)))
+    for a, b in zip(jax.jit(ours)(x, w, ct), want, strict=True):
+        assert a.dtype == dtype
+        np.testing.assert_array_equal(a, b.astype(dtype))
+    if format == "NCHW":
+        y = jax.jit(lambda x, w, b: jl.conv(x, w, b))(x, w, bias)
+        want = want[0] + np.asarray(bias, np.float64)[:, None, None]
+        np.testing.assert_array_equal(y, want.astype(dtype))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window_strides": (2, 2), "padding": "VALID"},
+        {"window_strides": (1, 1), "padding": [(0, 0), (1, 0)]},
+        {"window_strides": (1, 1), "padding": [(0, 0), (-1, 1)]},
+        {"window_strides": (1, 1), "padding": "VALID", "lhs_dilation": (1, 2)},
+        {"window_strides": (1, 1), "padding": "VALID", "feature_group_count": 2},
+    ],
+    ids=str,
+)
+def test_one_tap_that_is_no_product(options):
+    x = jnp.asarray(np.random.default_rng(0).integers(-3, 4, (2, 32, 8, 8)), "float32")
+    groups = options.get("feature_group_count", 1)
+    w = jnp.ones((64, 32 // groups, 1, 1))
+    ours = lambda x, w: jl.conv_general_dilated(x, w, **options)  # noqa: E731
+    assert "jax_layout_gemm" not in compiled(ours, x, w)
+    want = jax.lax.conv_general_dilated(x, w, **options)
+    np.testing.assert_array_equal(jax.jit(ours)(x, w), want)
