@@ -41,10 +41,13 @@ void CheckWinograd() {
       c.bias = pass == ConvPass::kForward && random.Flip();
       c.relu = pass == ConvPass::kForward && random.Flip();
       c.infinite = random.Flip();
+      c.type = random.Of({DType::kF32, DType::kBF16, DType::kF16});
+      c.result = random.Flip() ? c.type : DType::kF32;
       c.threads = static_cast<int>(random.Between(1, 3));
       Check(c);
     }
     // Several blocks.
+    c.type = c.result = DType::kF32;
     c.in_channels = 96;
     c.out_channels = 32;
     c.in = {21, 22};

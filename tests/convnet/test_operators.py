@@ -626,6 +626,17 @@ def test_interpolate(mode, size, factor, corners):
     same(pull(ct)[0], leaf.grad.numpy(), np.float32)
 
 
+@pytest.mark.parametrize("format", ["NCHW", "NHWC"])
+def test_whole_factors_gather_nothing(format):
+    """XLA's CPU backend gathers within rows element by element."""
+
+    def f(x):
+        x = jl.with_memory_format(x, format)
+        return jl.interpolate(x, scale_factor=(2, 3), mode="bilinear")
+
+    assert hlo.count("gather", hlo.compiled(f, jnp.ones((2, 8, 5, 6)))) == 0
+
+
 def test_batch_norm_updates_its_statistics():
     x = numbers(np.float64)
     y, mean, var = jl.batch_norm(x, BIAS, WEIGHT, training=True, momentum=0.25)
