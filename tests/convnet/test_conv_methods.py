@@ -154,7 +154,7 @@ def test_one_tap_is_a_product(format, dtype):
 def test_one_tap_that_is_no_product(options):
     x = jnp.asarray(np.random.default_rng(0).integers(-3, 4, (2, 32, 8, 8)), "float32")
     groups = options.get("feature_group_count", 1)
-    w = jnp.ones((64, 32 // groups, 1, 1))
+    w = jnp.ones((64, 32 // groups, 1, 1), "float32")
     ours = lambda x, w: jl.conv_general_dilated(x, w, **options)  # noqa: E731
     assert "jax_layout_gemm" not in compiled(ours, x, w)
     want = jax.lax.conv_general_dilated(x, w, **options)
