@@ -146,7 +146,7 @@ def test_one_tap_is_a_product(format, dtype):
         {"window_strides": (2, 2), "padding": "VALID"},
         {"window_strides": (1, 1), "padding": [(0, 0), (1, 0)]},
         {"window_strides": (1, 1), "padding": [(0, 0), (-1, 1)]},
-        {"window_strides": (1, 1), "padding": "VALID", "lhs_dilation": (1, 2)},
+        {"window_strides": (1, 1), "padding": [(0, 0)] * 2, "lhs_dilation": (1, 2)},
         {"window_strides": (1, 1), "padding": "VALID", "feature_group_count": 2},
     ],
     ids=str,
