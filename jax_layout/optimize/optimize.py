@@ -59,9 +59,11 @@ class LayoutReport:
 
     Attributes:
       original_bytes: what the program's own transposes, and convolutions in another
-        order than XLA's, re-order, read and written, each times its trip count.
+        order than XLA's, re-order, read and written, each times its trip count;
+        without the transposes that XLA fuses.
       planned_bytes: what the plan re-orders instead.
-      optimized: whether the plan was taken; it is not if it moves more.
+      optimized: whether the plan was taken. It is if it moves less, or as much with
+        kernels of ours in place of XLA's; otherwise the function is left alone.
       conversions: number of conversions in the plan.
       barriers: how often each primitive without a rule got a converted operand.
     """
@@ -170,8 +172,8 @@ def optimize_layout(
     convolutions compute channels-last and on this package's kernels, what lies
     between them stays in that format, transposes of the program's own become names
     for what lies in memory already, products read their operands where they are,
-    and weights are converted before loops, not in them. If the plan would re-order
-    more bytes than the program does, the program runs as it is.
+    and weights are converted before loops, not in them. A plan that gains nothing
+    is not taken: the program runs as it is.
 
     Args:
       f: function of pytrees of arrays. Arguments that are not arrays are static.
