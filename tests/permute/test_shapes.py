@@ -105,7 +105,7 @@ CASES["baddbmm_"] = ([a(2, 3, 5), *CASES["baddbmm"][0][1:]], {}, CASES["baddbmm"
 OTHERS = set(
     "batch_of conv_weight_format define elementwise explain explain_gemm is_contiguous "
     "jvp_of load load_plan memory_format operators optimize_layout plan_layout profile "
-    "save save_gemms tune_gemms".split()
+    "save save_gemms tune_gemms use_choices".split()
 )
 
 

@@ -220,6 +220,8 @@ def check(library, method, case, guarded=False):
             z = gelu(z)
         if reads_aux:
             saved = view(aux_before, *at).astype(np.float64)
+            if c.derivative == "gelu":  # 1 - s, of which up to 20 times is taken
+                slack = slack + 3e-6 * abs(z)
             z *= saved > 0 if c.derivative == "relu" else gelu_derivative(saved)
         close(view(y.array, *at), z, epsilon, slack * 1.2)
         view(written, *at)[:] = True
