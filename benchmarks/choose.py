@@ -12,6 +12,7 @@ from pathlib import Path
 import jax_layout as jl
 from benchmarks import profiles
 from jax_layout import choices
+from jax_layout.tune.cases import all_cases
 from jax_layout.tune.command import heading, run
 
 
@@ -22,12 +23,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     profiles.add_argument(add)
     add("--quick", action="store_true", help="the most used cases: a trial")
     add("--output", type=Path, metavar="FILE", help="another file than the package's")
+    add("--only", metavar="WORD", help="cases with this in their name; others stay")
     options = parser.parse_args(arguments)
     name = f"{choices.profile()}-jaxlib-{choices.jaxlib_minor()}.json"
     packaged = Path(jl.__file__).parent / "tables" / name
     path = options.output or packaged
     print(heading(path, options.quick), flush=True)
-    outcome = run(path, options.quick)
+    cases, kept = None, None
+    if options.only is not None:
+        cases = [case for case in all_cases(options.quick) if options.only in case.name]
+        kept = choices.load(path).points() if path.exists() else None
+    outcome = run(path, options.quick, cases, kept=kept)
     print(outcome)
     return int(bool(outcome.failures))
 

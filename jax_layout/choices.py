@@ -89,6 +89,14 @@ class Table:
         weights = distance[nearest] ** -_POWER
         return float(math.exp(weights @ logs[nearest] / weights.sum()))
 
+    def points(self) -> dict[Work, dict[str, float]]:
+        """All of them, by the call."""
+        return {
+            Work(case, sizes): dict(ratios)
+            for case, points in self.cases.items()
+            for sizes, ratios in points.items()
+        }
+
     def _points(self, case: str, method: str) -> tuple[np.ndarray, np.ndarray] | None:
         found = [
             (sizes, ratios[method])

@@ -235,7 +235,7 @@ _HEADS = ["bhsd bhtd bhst", "bshd bthd bhst"]
 
 def _attend(q: Any, k: Any, v: Any, *, orders: str) -> Any:
     of_q, of_k, of_p = orders.split()
-    p = nn.softmax(jl.einsum(f"{of_q},{of_k}->{of_p}", q, k))
+    p = nn.softmax(jl.einsum(f"{of_q},{of_k}->{of_p}", q, k) * q.shape[-1] ** -0.5)
     return jl.einsum(f"{of_p},{of_k}->{of_q}", p, v)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jax_layout import choices
 from jax_layout.tune.cases import Case, all_cases
-from jax_layout.tune.measure import QUICK, Measured, Timing, measure
+from jax_layout.tune.measure import QUICK, Measured, Points, Timing, measure
 from jax_layout.tune.table import replacing, text
 
 
@@ -46,6 +46,7 @@ def run(
     quick: bool = False,
     cases: Sequence[Case] | None = None,
     timing: Timing | None = None,
+    kept: Points | None = None,
 ) -> Outcome:
     """Measures, and writes the table.
 
@@ -54,6 +55,7 @@ def run(
       quick: the most used cases only, in under a minute.
       cases: what to measure; left out, all.
       timing: how long; left out, as `quick` says.
+      kept: points that are written too, but for those measured anew.
 
     Raises:
       OSError: the file cannot be written; before anything is measured.
@@ -62,7 +64,7 @@ def run(
     timing = timing or (QUICK if quick else Timing())
     with replacing(path) as file, _progress(len(cases)) as advance:
         found: Measured = measure(cases, timing, advance)
-        file.write(text(found.points))
+        file.write(text({**(kept or {}), **found.points}))
     return Outcome(str(path), len(found.points), found.ours, tuple(found.failures))
 
 

@@ -58,6 +58,16 @@ def test_a_run_writes_a_table_that_loads(tmp_path):
     assert json.loads(path.read_text())["jax"] == jax.__version__
 
 
+def test_points_that_are_kept_stay_but_for_those_measured_anew(tmp_path):
+    path = tmp_path / "table.json"
+    old, other = Work("permute fake", (4, 4)), Work("permute fake", (9, 9))
+    run(
+        path, cases=TINY[1:], timing=SHORT, kept={old: {"ours": 77}, other: {"ours": 3}}
+    )
+    points = choices.load(path).points()
+    assert points[other] == {"ours": 3} and points[old]["ours"] != 77
+
+
 def test_a_method_with_a_wrong_result_is_reported_and_not_in_the_table(tmp_path):
     outcome = run(tmp_path / "table.json", cases=TINY, timing=SHORT)
     (failure,) = outcome.failures
