@@ -88,7 +88,7 @@ void Extend(void* module) {
         nb::arg("b_shape"), nb::arg("operand_type"), nb::arg("result_type"),
         nb::arg("alpha"), nb::arg("beta"), nb::arg("activation"),
         nb::arg("derivative"), nb::arg("bias"), nb::arg("aux"), nb::arg("sums"),
-        nb::arg("tf32"), nb::arg("scales"), nb::arg("method"),
+        nb::arg("tf32"), nb::arg("scales"), nb::arg("method") = "",
         "Which of this backend's methods compute the problem that the "
         "attributes of the FFI target name: the one that runs it first.");
 }
