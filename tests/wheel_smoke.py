@@ -23,7 +23,9 @@ def check(what, found, expected):
 here = Path(jl.__file__).resolve().parent
 assert here.is_relative_to(Path(sys.prefix).resolve()), here
 assert (here / "py.typed").exists() and list(here.glob("_cpu.*.so"))
+assert list(here.glob("tables/*.json")), "the tables of choices are missing"
 
+jl.use_choices("kernels")  # however fast they are here
 hlo = jax.jit(lambda x: jl.permute(x, (0, 2, 3, 1))).lower(x).compile().as_text()
 assert "jax_layout_permute" in hlo, "the kernels are not used"
 check("permute", jl.permute(x, (0, 2, 3, 1)), jnp.transpose(x, (0, 2, 3, 1)))
