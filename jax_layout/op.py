@@ -330,7 +330,7 @@ def _lower(
         return fallback(ctx, *operands, **params)
     spread = _compat.partitioning(ctx)
     if spread == "none":
-        chosen = _chosen(_ordered(kernel, ctx, operands))
+        chosen = by_choice(_ordered(kernel, ctx, operands))
         if chosen is None:
             with choices.forced("lax"):  # the operators that it is made of, too
                 return fallback(ctx, *operands, **params)
@@ -353,7 +353,7 @@ def _ordered(
     return (None if order is None else kernel.in_order(order)) or kernel
 
 
-def _chosen(kernel: Kernel) -> Kernel | None:
+def by_choice(kernel: Kernel) -> Kernel | None:
     """The kernel with the method that the tables choose; None for plain `lax`."""
     if kernel.work is None:
         return kernel

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_layout import _backends, _compat, choices
+from jax_layout import _backends, _compat
 from jax_layout.choices import Work
 from jax_layout.convnet.passes import (
     CPU_DTYPES,
@@ -21,7 +21,7 @@ from jax_layout.convnet.passes import (
     each,
 )
 from jax_layout.formats.memory_format import MemoryFormat
-from jax_layout.op import Kernel
+from jax_layout.op import Kernel, by_choice
 from jax_layout.products.gemm import gemm_kernel
 
 
@@ -150,14 +150,11 @@ def _product(
         activation="relu" if relu else None,
         bias=bias,
     )
-    if found is None or found.work is None:
-        return None
-    method = choices.choose(found.work, found.methods)
-    if method is None:
+    found = found and by_choice(found)
+    if found is None:
         return None
     return dataclasses.replace(
         found,
-        attributes={**found.attributes, "method": method},
         work=None,
         operand_layouts=[memory[left], memory[right]] + [(0,)] * bias,
         result_layouts=[memory[result]],

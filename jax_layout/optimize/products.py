@@ -19,6 +19,7 @@ from jax.extend.core import Literal
 from jax_layout import _backends, _compat, choices
 from jax_layout.formats.memory_format import MemoryFormat, row_major
 from jax_layout.formats.pointwise import ELEMENTWISE
+from jax_layout.op import by_choice
 from jax_layout.optimize.rules import Equation, Formats, Step
 from jax_layout.plain import lax
 from jax_layout.products.gemm import GEMM_DTYPES, gemm_kernel, gemm_p, terms
@@ -43,13 +44,6 @@ def _orders(eqn: Equation, formats: Formats) -> list[MemoryFormat]:
 
 def _physical(v: Any, format: MemoryFormat) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(format.physical_shape(v.aval.shape), v.aval.dtype)
-
-
-def _chosen(kernel: Any) -> bool:
-    """Whether the tables choose a kernel for a call."""
-    return kernel is not None and (
-        kernel.work is None or choices.choose(kernel.work, kernel.methods) is not None
-    )
 
 
 def dot_general(
@@ -87,9 +81,12 @@ def dot_general(
         if {a.dtype.name, dtype.name} - set(GEMM_DTYPES):
             return False
         spec = f"{left},{right}->{order}"
-        return _backends.available("cpu") and _chosen(
-            gemm_kernel("cpu", *physical, spec=spec, precision=precision, dtype=dtype)
+        if not _backends.available("cpu"):
+            return False
+        kernel = gemm_kernel(
+            "cpu", *physical, spec=spec, precision=precision, dtype=dtype
         )
+        return kernel is not None and by_choice(kernel) is not None
 
     order = orders[swap]
     ours = is_ours(order)

@@ -4,11 +4,11 @@
 #include "cpu/gemm/skinny/skinny.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
+#include <atomic>
 
 #include "core/arithmetic.h"
 #include "cpu/gemm/finish.h"
+#include "cpu/gemm/scratch.h"
 #include "cpu/gemm/skinny/kernels.h"
 
 namespace jax_layout {
@@ -33,21 +33,6 @@ const Kernels<SkinnyFunction*> kKernels("skinny",
                                             {Isa::kNeon, SkinnyNeon},
 #endif
                                         });
-
-// A thread's memory, kept from call to call.
-char* Scratch(int64_t bytes) {
-  struct Free {
-    void operator()(char* p) const { std::free(p); }
-  };
-  thread_local std::unique_ptr<char, Free> scratch;
-  thread_local int64_t size = 0;
-  if (bytes > size) {
-    size = RoundUp(bytes, 4096);
-    scratch.reset(static_cast<char*>(std::aligned_alloc(4096, size)));
-    if (scratch == nullptr) size = 0;
-  }
-  return scratch.get();
-}
 
 // rows x cols of 4 bytes to cols x rows.
 void Transpose(const uint32_t* x, int64_t ld, int64_t rows, int64_t cols,
@@ -165,7 +150,8 @@ Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
   const int64_t together = std::max<int64_t>(1, kTaskWork / work);
   std::atomic<bool> failed = false;
   executor.ParallelFor(CeilDiv(units, together), [&](int64_t task) {
-    char* scratch = Scratch(bytes);
+    thread_local Scratch memory;  // kept from call to call
+    char* scratch = memory.Reserve(bytes);
     if (scratch == nullptr) {
       failed = true;
       return;
