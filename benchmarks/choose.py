@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the package's tables of choices: `python -m benchmarks.choose --help`.
 
-One file for each profile and minor version of jaxlib, in jax_layout/tables.
+One file for each profile and minor version of jaxlib, in jax_layout/tables. A second
+run with --again leaves to ours what it won both times.
 """
 
 import argparse
@@ -24,6 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--quick", action="store_true", help="the most used cases: a trial")
     add("--output", type=Path, metavar="FILE", help="another file than the package's")
     add("--only", metavar="WORD", help="cases with this in their name; others stay")
+    add(
+        "--again",
+        action="store_true",
+        help="of points that the table has, the lesser ratio of both runs stays",
+    )
     options = parser.parse_args(arguments)
     name = f"{choices.profile()}-jaxlib-{choices.jaxlib_minor()}.json"
     packaged = Path(jl.__file__).parent / "tables" / name
@@ -32,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases, kept = None, None
     if options.only is not None:
         cases = [case for case in all_cases(options.quick) if options.only in case.name]
+    if options.only is not None or options.again:
         kept = choices.load(path).points() if path.exists() else None
-    outcome = run(path, options.quick, cases, kept=kept)
+    outcome = run(path, options.quick, cases, kept=kept, again=options.again)
     print(outcome)
     return int(bool(outcome.failures))
 

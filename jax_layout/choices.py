@@ -37,6 +37,9 @@ OURS = ("ours",)  # the methods of operators that have one
 _PACKAGED = Path(__file__).parent / "tables"
 # Of so many points around, each by the inverse of its distance to this power.
 _NEIGHBOURS, _POWER = 8, 4
+# The best of several methods owes part of its ratio to chance: what is ours is to gain
+# more than two measurements of one point differ by.
+GAIN = 1.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Table:
       processor: its name.
       threads: that took part.
       cases: case -> sizes -> method -> XLA's time over the method's.
+      quick: it has so few points that the package's table counts beside it.
     """
 
     profile: str
@@ -73,6 +77,7 @@ class Table:
     processor: str
     threads: int
     cases: Mapping[str, Points]
+    quick: bool = False
 
     def ratio(self, work: Work, method: str) -> float | None:
         """How many times faster than XLA a method is, None if that is not known."""
@@ -231,21 +236,25 @@ def _source() -> str:
 
 @functools.lru_cache(maxsize=65536)
 def _best(work: Work, methods: tuple[str, ...], source: str) -> str | None:
+    # Where several tables count, the slowest ratio does; of one that does not know a
+    # method nothing follows.
+    known: dict[str, float] = {}
+
+    def ask(table: Table) -> None:
+        for m in methods:
+            ratio = table.ratio(work, m)
+            if ratio is not None:
+                known[m] = min(ratio, known.get(m, math.inf))
+
     for _, table in _tables(source):
-        ratios = {m: table.ratio(work, m) for m in methods}
-        known = {m: ratio for m, ratio in ratios.items() if ratio is not None}
-        if known:
+        ask(table)
+        if known and not table.quick:
             break
-    else:
-        # Slowest counts: of a table that does not know a method nothing follows.
-        known = {}
+    if not known:
         for table in packaged():
-            for m in methods:
-                ratio = table.ratio(work, m)
-                if ratio is not None:
-                    known[m] = min(ratio, known.get(m, math.inf))
+            ask(table)
     best = max(known, key=known.__getitem__, default=None)
-    return best if best is not None and known[best] >= 1 else None
+    return best if best is not None and known[best] >= GAIN else None
 
 
 # --- files
@@ -317,6 +326,7 @@ def load(path: str | os.PathLike[str]) -> Table:
         table = Table(
             **{name: str(content[name]) for name in ("profile", "jaxlib", "processor")},
             threads=int(content["threads"]),
+            quick=bool(content.get("quick", False)),
             cases={
                 case: {tuple(map(int, sizes)): dict(ratios) for sizes, ratios in points}
                 for case, points in content["cases"].items()

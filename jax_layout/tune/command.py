@@ -47,6 +47,7 @@ def run(
     cases: Sequence[Case] | None = None,
     timing: Timing | None = None,
     kept: Points | None = None,
+    again: bool = False,
 ) -> Outcome:
     """Measures, and writes the table.
 
@@ -55,7 +56,8 @@ def run(
       quick: the most used cases only, in under a minute.
       cases: what to measure; left out, all.
       timing: how long; left out, as `quick` says.
-      kept: points that are written too, but for those measured anew.
+      kept: points that are written too.
+      again: one that is measured anew keeps the lesser ratio; else the new one.
 
     Raises:
       OSError: the file cannot be written; before anything is measured.
@@ -64,7 +66,11 @@ def run(
     timing = timing or (QUICK if quick else Timing())
     with replacing(path) as file, _progress(len(cases)) as advance:
         found: Measured = measure(cases, timing, advance)
-        file.write(text({**(kept or {}), **found.points}))
+        points = {**(kept or {}), **found.points}
+        if again:
+            found.add(kept or {})
+            points = found.points
+        file.write(text(points, quick))
     return Outcome(str(path), len(found.points), found.ours, tuple(found.failures))
 
 

@@ -18,7 +18,7 @@ from jax_layout import choices
 from jax_layout.tune.measure import Points
 
 
-def text(points: Points) -> str:
+def text(points: Points, quick: bool = False) -> str:
     """The table of this machine, sorted, a point to a line."""
     head: dict[str, Any] = {
         "format": choices.FORMAT,
@@ -27,6 +27,7 @@ def text(points: Points) -> str:
         "processor": choices.processor(),
         "threads": choices.threads(),
         "jax": jax.__version__,
+        "quick": quick,
     }
     cases = collections.defaultdict(list)
     for work, ratios in sorted(points.items(), key=lambda p: (p[0].case, p[0].sizes)):

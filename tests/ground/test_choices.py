@@ -176,6 +176,33 @@ def test_without_a_table_every_one_that_knows_must_agree(monkeypatch):
     assert choose(Work("gemm int8 NT", (1, 1, 1, 1)), ("oneDNN",), "packaged") is None
 
 
+def test_a_quick_table_decides_with_the_one_after_it(monkeypatch):
+    def table(quick, **ratios):
+        points = {NT: {(256, 256, 256, 1): ratios}}
+        return "path", choices.Table("avx2", "0.1", "none", 1, points, quick)
+
+    def best(*tables):
+        monkeypatch.setattr(choices, "_tables", lambda source: tables)
+        return choices._best.__wrapped__(Work(NT, (256, 256, 256, 1)), ("oneDNN",), "")
+
+    faster, slower = {"oneDNN": 2.0}, {"oneDNN": 0.5}
+    assert best(table(True, **faster), table(False, **faster)) == "oneDNN"
+    assert best(table(True, **faster), table(False, **slower)) is None
+    assert best(table(True, **slower), table(False, **faster)) is None
+    assert best(table(False, **faster), table(False, **slower)) == "oneDNN"
+
+
+def test_a_gain_within_noise_is_none(monkeypatch):
+    points = {
+        NT: {(256, 256, 256, 1): {"oneDNN": 1.02}, (64, 64, 64, 1): {"oneDNN": 1.04}}
+    }
+    table = choices.Table("avx2", "0.1", "none", 1, points)
+    monkeypatch.setattr(choices, "_tables", lambda source: [("path", table)])
+    choose = choices._best.__wrapped__
+    assert choose(Work(NT, (256, 256, 256, 1)), ("oneDNN",), "") is None
+    assert choose(Work(NT, (64, 64, 64, 1)), ("oneDNN",), "") == "oneDNN"
+
+
 @pytest.mark.parametrize(
     "changed, rule",
     [

@@ -68,6 +68,17 @@ def test_points_that_are_kept_stay_but_for_those_measured_anew(tmp_path):
     assert points[other] == {"ours": 3} and points[old]["ours"] != 77
 
 
+def test_a_second_run_keeps_the_lesser_ratio(tmp_path):
+    path = tmp_path / "table.json"
+    old, other = Work("permute fake", (4, 4)), Work("permute fake", (9, 9))
+    kept = {old: {"ours": 0.001}, other: {"ours": 3}}
+    run(path, cases=TINY[1:], timing=SHORT, kept=kept, again=True)
+    points = choices.load(path).points()
+    assert points[other] == {"ours": 3} and points[old]["ours"] == 0.001
+    run(path, cases=TINY[1:], timing=SHORT, kept={old: {"ours": 1e9}}, again=True)
+    assert choices.load(path).points()[old]["ours"] < 1e6
+
+
 def test_a_method_with_a_wrong_result_is_reported_and_not_in_the_table(tmp_path):
     outcome = run(tmp_path / "table.json", cases=TINY, timing=SHORT)
     (failure,) = outcome.failures
@@ -233,7 +244,8 @@ def test_cases_have_names_of_their_own_and_the_quick_ones_are_few():
 def test_tune_writes_where_it_is_read(tiny, capsys):
     assert cli.main(["tune", "--quick"]) == 1  # one method is wrong
     path = tiny / "cache" / "table.json"
-    assert set(choices.load(path).cases) == {"gemm fake", "permute fake"}
+    table = choices.load(path)
+    assert set(table.cases) == {"gemm fake", "permute fake"} and table.quick
     printed = capsys.readouterr()
     assert f"profile {choices.profile()}" in printed.err
     assert "[2/2] moved" in printed.err
