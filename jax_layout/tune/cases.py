@@ -211,16 +211,37 @@ def _recurrence(xs: Any, w: Any) -> Any:
     return jax.lax.scan(step, xs[0], xs)[0]
 
 
+def _gated(xs: Any, w: Any) -> Any:
+    """A recurrence whose step has four products in one, as an LSTM's."""
+
+    def step(carry: Any, x: Any) -> Any:
+        h, c = carry
+        y = x + jl.einsum("mk,kn->mn", h, w) / w.shape[0] ** 0.5
+        i, f, g, o = jnp.split(y, 4, -1)
+        c = nn.sigmoid(f) * c + nn.sigmoid(i) * jnp.tanh(g)
+        return (nn.sigmoid(o) * jnp.tanh(c), c), None
+
+    zero = jnp.zeros_like(xs, shape=(xs.shape[1], w.shape[0]))
+    return jax.lax.scan(step, (zero, zero), xs)[0][0]
+
+
 def _recurrences(quick: bool) -> Iterator[Case]:
     """Small products in a loop, whose body XLA makes one kernel if it can."""
-    rows, sizes, dtypes = [1, 16, 64], [64, 512, 16, 256, 1024], ["float32", "bfloat16"]
+    rows, dtypes = [1, 16, 64, 8], ["float32", "bfloat16"]
+    sizes = [64, 512, 16, 256, 1024]
     if quick:
-        sizes, dtypes = sizes[:2], dtypes[:1]
-    for dtype, m, n in itertools.product(dtypes, rows, sizes):
-        xs, w = (32, m, n), (n, n)
-        yield _case("recurrence", _recurrence, dtype, xs, w, whole=True)
-        g = with_gradient(_recurrence, 2)
-        yield _case("recurrence, gradient", g, dtype, xs, w, (m, n), whole=True)
+        rows, sizes, dtypes = rows[:3], sizes[:2], dtypes[:1]
+    cases = [("recurrence", _recurrence, 1, dtypes, rows, sizes)]
+    if not quick:
+        cases.append(
+            ("gated recurrence", _gated, 4, dtypes, [1, 8, 32], [128, 256, 512])
+        )
+    for kind, f, gates, *of in cases:
+        for dtype, m, n in itertools.product(*of):
+            xs, w = (32, m, gates * n), (n, gates * n)
+            yield _case(kind, f, dtype, xs, w, whole=True)
+            g = with_gradient(f, 2)
+            yield _case(f"{kind}, gradient", g, dtype, xs, w, (m, n), whole=True)
 
 
 # Batch, heads, queries, keys, and the size of a head.
