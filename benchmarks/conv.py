@@ -17,7 +17,7 @@ import jax_layout as jl
 from benchmarks import profiles, runner
 from benchmarks.conv_cases import ConvCase, all_cases, value
 from benchmarks.display import show_products
-from benchmarks.harness import Contender, Timing, measure
+from benchmarks.harness import LINGERS, Contender, Timing, measure
 from benchmarks.results import CaseResult
 from benchmarks.runner import Work
 
@@ -136,7 +136,11 @@ def _torch_contenders(
                 return torch.autograd.grad((y**2).sum(), wanted, allow_unused=True)[0]
 
         return Contender(
-            family, "peer", launch, read=lambda result: result.detach().float().numpy()
+            family,
+            "peer",
+            launch,
+            read=lambda result: result.detach().float().numpy(),
+            lingers=LINGERS,
         )
 
     if x.ndim != 4:

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks import profiles, runner
 from benchmarks.display import show_products
 from benchmarks.gemm_cases import GemmCase, all_cases
-from benchmarks.harness import Contender, Role, Timing, measure, summarise
+from benchmarks.harness import LINGERS, Contender, Role, Timing, measure, summarise
 from benchmarks.results import CaseResult
 from benchmarks.runner import Work
 
@@ -185,7 +185,8 @@ def _torch_contenders(
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
     wait = (lambda _: torch.cuda.synchronize()) if on_gpu else (lambda _: None)
-    return [Contender("torch", "peer", launch, wait, read)]
+    lingers = 0.0 if on_gpu else LINGERS
+    return [Contender("torch", "peer", launch, wait, read, lingers=lingers)]
 
 
 def _first(result: Any) -> np.ndarray:

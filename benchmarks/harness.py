@@ -2,9 +2,11 @@
 """The timing core: interleaved rounds, medians and spread, page faults.
 
 Every contender runs once per round, in an order that rotates from round to round,
-so a slow minute of the machine falls on all of them. One index counts every launch:
-contenders use it to walk through their buffers, so that no launch finds in cache
-what the one before it left there.
+so a slow minute of the machine falls on all of them. One whose threads go on to wait in
+a loop for more work, as OpenMP's do, comes last, and a pause after it: else the same
+contender would follow it in most rounds, and share its cores with them. One index
+counts every launch: contenders use it to walk through their buffers, so that no launch
+finds in cache what the one before it left there.
 """
 
 import contextlib
@@ -19,6 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+LINGERS = 0.2  # seconds, OpenMP's threads
 Role = Literal["ours", "peer", "copy"]
 
 
@@ -37,6 +40,7 @@ class Contender:
       wait: blocks until what `launch` returned is there.
       read: gives the result on the host; None where there is nothing to check.
       warm: writes to memory that exists; otherwise each call gets a fresh output.
+      lingers: seconds that its threads wait in a loop for more work.
     """
 
     family: str
@@ -45,6 +49,7 @@ class Contender:
     wait: Callable[[Any], Any] = _nothing
     read: Callable[[Any], np.ndarray] | None = None
     warm: bool = False
+    lingers: float = 0.0
 
     @property
     def label(self) -> str:
@@ -67,8 +72,7 @@ class Timing:
       sample_seconds: a sample repeats a short call until it lasts about this long.
       blocking: wait for every call, as on a CPU, or once per sample: on a GPU many
         launches between two synchronisations leave the launch latency out.
-      settle_seconds: how long a contender runs untimed before each sample: threads
-        of the one before it, waiting in a loop for more work, still take its cores.
+      settle_seconds: how long a contender runs untimed before each sample.
     """
 
     rounds: int = 15
@@ -135,12 +139,14 @@ def measure(
         for done in range(timing.rounds):
             if done >= 3 and time.perf_counter() > end:
                 break
-            for k in (turns[i] for i in rotation(len(turns), done)):
+            order = [turns[i] for i in rotation(len(turns), done)]
+            for k in sorted(order, key=lambda k: contenders[k].lingers):
                 index = _settle(contenders[k], index, timing.settle_seconds)
                 elapsed, faulted = _run(contenders[k], index, calls[k], timing.blocking)
                 seconds[k].append(elapsed)
                 faults[k].append(faulted)
                 index += calls[k]
+            time.sleep(max(c.lingers for c in contenders))
             on_round()
     return [
         summarise(c, s, n, statistics.median(f))

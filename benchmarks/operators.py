@@ -20,7 +20,7 @@ from jax import lax
 import jax_layout as jl
 from benchmarks import profiles, runner
 from benchmarks.display import show_products
-from benchmarks.harness import Contender, Timing, measure
+from benchmarks.harness import LINGERS, Contender, Timing, measure
 from benchmarks.results import CaseResult
 from benchmarks.runner import Work
 from jax_layout.formats.tags import store, stored
@@ -277,7 +277,7 @@ def _torch_contender(
     def read(result: Any) -> np.ndarray:
         return np.transpose(result.detach().numpy(), axes)
 
-    return Contender("torch", "peer", launch, read=read)
+    return Contender("torch", "peer", launch, read=read, lingers=LINGERS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

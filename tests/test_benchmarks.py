@@ -112,6 +112,17 @@ def test_measure_interleaves_and_counts_launches():
     assert names == [*"abc", *"bca", *"cab", *"abc"]
 
 
+def test_whose_threads_linger_comes_last_and_then_a_pause(monkeypatch):
+    seen = []
+    monkeypatch.setattr(harness.time, "sleep", seen.append)
+    contenders = [
+        Contender(name, "peer", lambda i, name=name: seen.append(name), lingers=lingers)
+        for name, lingers in (("a", 0.0), ("torch", 0.5), ("b", 0.0))
+    ]
+    measure(contenders, Timing(rounds=3, sample_seconds=0.0))
+    assert seen[-12:] == [*"ab", "torch", 0.5, *"ba", "torch", 0.5, *"ba", "torch", 0.5]
+
+
 def test_measure_keeps_three_rounds_when_time_is_up():
     idle = Contender("idle", "peer", lambda i: None)
     (found,) = measure([idle], Timing(rounds=9, seconds=0.0))

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from benchmarks.buffers import Buffers, bits
-from benchmarks.harness import Contender
+from benchmarks.harness import LINGERS, Contender
 from benchmarks.permute_cases import PermuteCase
 
 try:
@@ -35,6 +35,7 @@ def contenders(
     views = [x.permute(case.axes) for x in xs]
     ys = [tensor(y, case.dtype, where) for y in buffers.y]
     wait = synchronize if on_gpu else lambda result: None
+    lingers = 0.0 if on_gpu else LINGERS
 
     def into(i: int) -> Any:
         k = i % buffers.sets
@@ -47,6 +48,7 @@ def contenders(
             launch=lambda i: views[i % buffers.sets].contiguous(),
             wait=wait,
             read=host_bits,
+            lingers=lingers,
         ),
         Contender(
             family="torch",
@@ -55,6 +57,7 @@ def contenders(
             wait=wait,
             read=host_bits,
             warm=True,
+            lingers=lingers,
         ),
     ]
     if on_gpu:
