@@ -29,6 +29,30 @@ struct GemmLoop {
   int64_t a_stride, b_stride, y_stride;  // 0 where an operand stays
 };
 
+// Where the matrices of a step start, in elements of their arrays.
+struct GemmOffsets {
+  int64_t a = 0, b = 0, y = 0;
+};
+
+inline int64_t StepsOf(const std::vector<GemmLoop>& loops) {
+  int64_t steps = 1;
+  for (const GemmLoop& loop : loops) steps *= loop.extent;
+  return steps;
+}
+
+inline GemmOffsets OffsetsAt(const std::vector<GemmLoop>& loops, int64_t step) {
+  GemmOffsets offsets;
+  for (size_t i = loops.size(); i-- > 0;) {
+    const GemmLoop& loop = loops[i];
+    const int64_t at = step % loop.extent;
+    step /= loop.extent;
+    offsets.a += at * loop.a_stride;
+    offsets.b += at * loop.b_stride;
+    offsets.y += at * loop.y_stride;
+  }
+  return offsets;
+}
+
 //   y[m, n] = sum over k of a[m, k] * b[k, n]
 //
 // for every step of the loops, outermost in y first. y's rows are contiguous.
@@ -43,11 +67,8 @@ struct GemmPlan {
   // operand's axis is contiguous is the transpose of a product.
   bool swapped = false;
 
-  int64_t Steps() const {
-    int64_t steps = 1;
-    for (const GemmLoop& loop : loops) steps *= loop.extent;
-    return steps;
-  }
+  int64_t Steps() const { return StepsOf(loops); }
+  GemmOffsets At(int64_t step) const { return OffsetsAt(loops, step); }
 };
 
 // A contraction, "bmk,bkn->bmn": each letter names an axis, and is in two or

@@ -95,18 +95,10 @@ Status ForEachGemmTile(const GemmProblem& problem, const GemmTiling& tiling,
     const int64_t row = task % tiling.row_tiles * tiling.rows;
     task /= tiling.row_tiles;
     const int64_t col = task % tiling.col_tiles * tiling.cols;
-    int64_t step = task / tiling.col_tiles;
-    int64_t a = row * (plan.a.transposed ? 1 : plan.a.ld);
-    int64_t b = col * (plan.b.transposed ? plan.b.ld : 1);
-    int64_t y = row * plan.y.ld + col;
-    for (size_t i = plan.loops.size(); i-- > 0;) {
-      const GemmLoop& loop = plan.loops[i];
-      const int64_t at = step % loop.extent;
-      step /= loop.extent;
-      a += at * loop.a_stride;
-      b += at * loop.b_stride;
-      y += at * loop.y_stride;
-    }
+    auto [a, b, y] = plan.At(task / tiling.col_tiles);
+    a += row * (plan.a.transposed ? 1 : plan.a.ld);
+    b += col * (plan.b.transposed ? plan.b.ld : 1);
+    y += row * plan.y.ld + col;
     auto offset = [](const void* p, int64_t bytes) {
       return p ? static_cast<const char*>(p) + bytes : nullptr;
     };

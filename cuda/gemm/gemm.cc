@@ -546,17 +546,9 @@ Status Gemm(const GemmKernel& kernel, const GemmBuffers& given,
         kernel.launches->Find(kernel, buffers, key, stream, &rest, &relaxed);
   }
 
-  int64_t steps = 1;
-  for (const GemmLoop& loop : kernel.walked) steps *= loop.extent;
+  const int64_t steps = StepsOf(kernel.walked);
   for (int64_t step = 0; status.ok() && step < steps; ++step) {
-    int64_t a = 0, b = 0, y = 0, left = step;
-    for (const GemmLoop& loop : kernel.walked) {
-      const int64_t i = left % loop.extent;
-      left /= loop.extent;
-      a += i * loop.a_stride;
-      b += i * loop.b_stride;
-      y += i * loop.y_stride;
-    }
+    const auto [a, b, y] = OffsetsAt(kernel.walked, step);
     for (int64_t i = 0; status.ok() && i < extent; i += kernel.piece) {
       GemmBuffers at = buffers;
       at.a = Offset(buffers.a, (a + i * kernel.batch.a_stride) * bytes);

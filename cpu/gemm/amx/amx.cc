@@ -211,16 +211,7 @@ Status GemmAmx(const GemmProblem& problem, const GemmBuffers& buffers,
 
   auto run = [&](int64_t unit) {
     AmxBlock block = all;
-    int64_t a = 0, b = 0, y = 0;
-    int64_t step = unit / per_step;
-    for (size_t l = plan.loops.size(); l-- > 0;) {
-      const GemmLoop& loop = plan.loops[l];
-      const int64_t at = step % loop.extent;
-      step /= loop.extent;
-      a += at * loop.a_stride;
-      b += at * loop.b_stride;
-      y += at * loop.y_stride;
-    }
+    const auto [a, b, y] = plan.At(unit / per_step);
     block.left.data += roles.transposed ? b : a;
     block.right.data += roles.transposed ? a : b;
     const int64_t i = unit % per_step % blocks.down * blocks.rows;

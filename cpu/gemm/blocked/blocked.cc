@@ -223,15 +223,7 @@ class Product {
 };
 
 Product::Operands Product::Step(int64_t step) const {
-  int64_t a = 0, b = 0, y = 0;
-  for (size_t l = plan_.loops.size(); l-- > 0;) {
-    const GemmLoop& loop = plan_.loops[l];
-    const int64_t at = step % loop.extent;
-    step /= loop.extent;
-    a += at * loop.a_stride;
-    b += at * loop.b_stride;
-    y += at * loop.y_stride;
-  }
+  const auto [a, b, y] = plan_.At(step);
   const bool aux = problem_.aux || problem_.derivative != Activation::kNone;
   return {static_cast<const char*>(buffers_.a) + a * in_,
           static_cast<const char*>(buffers_.b) + b * in_,

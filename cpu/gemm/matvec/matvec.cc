@@ -89,16 +89,7 @@ Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
       1, kTaskBytes / 4 / (row_bytes * std::min(block, count)));
 
   auto run = [&](int64_t unit, float* scratch) {
-    int64_t a = 0, b = 0, y = 0;
-    int64_t step = unit / blocks;
-    for (size_t l = plan.loops.size(); l-- > 0;) {
-      const GemmLoop& loop = plan.loops[l];
-      const int64_t at = step % loop.extent;
-      step /= loop.extent;
-      a += at * loop.a_stride;
-      b += at * loop.b_stride;
-      y += at * loop.y_stride;
-    }
+    const auto [a, b, y] = plan.At(unit / blocks);
     const int64_t i = unit % blocks * block;
     MatvecBlock here = all;
     here.scratch = scratch;

@@ -98,16 +98,7 @@ Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
   const int64_t bytes = kSkinnyScratch + 2 * sums_bytes;
 
   auto run = [&](int64_t unit, char* scratch) {
-    int64_t a = 0, b = 0, y = 0;
-    int64_t step = unit / blocks;
-    for (size_t l = plan.loops.size(); l-- > 0;) {
-      const GemmLoop& loop = plan.loops[l];
-      const int64_t at = step % loop.extent;
-      step /= loop.extent;
-      a += at * loop.a_stride;
-      b += at * loop.b_stride;
-      y += at * loop.y_stride;
-    }
+    const auto [a, b, y] = plan.At(unit / blocks);
     const int64_t j = unit % blocks * block;
     SkinnyBlock here = all;
     here.count = std::min(block, columns - j);
