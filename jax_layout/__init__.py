@@ -104,6 +104,7 @@ from jax_layout.products.matmul import (
     matmul,
     mm,
 )
+from jax_layout.segments import segment_max, segment_min, segment_sum
 
 __version__ = _version("jax-layout")
 
@@ -190,6 +191,9 @@ __all__ = [
     "relu6",
     "save",
     "save_gemms",
+    "segment_max",
+    "segment_min",
+    "segment_sum",
     "sigmoid",
     "silu",
     "softmax",
