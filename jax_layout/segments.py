@@ -41,8 +41,8 @@ def segment_sum(
 
     Args:
       data: array of any shape, of numbers.
-      segment_ids: integers, the shape of data or its leading axes. Rows whose
-        segment is negative, or num_segments or more, are dropped.
+      segment_ids: integers, shape `(n,)`, where data has n rows. Rows whose segment
+        is negative, or num_segments or more, are dropped.
       num_segments: how many segments there are; left out, as many as there must be,
         which needs segment_ids that are not traced.
       indices_are_sorted: is taken, but changes nothing: it is seen.
@@ -53,7 +53,7 @@ def segment_sum(
       out_sharding: as in jax, which then runs.
 
     Returns:
-      shape `(num_segments, *data.shape[segment_ids.ndim:])`, dtype of `data`.
+      shape `(num_segments, *data.shape[1:])`, dtype of `data`.
 
     Raises:
       TypeError: if data or segment_ids is not an array, or segment_ids holds no
@@ -96,7 +96,7 @@ def segment_max(
       out_sharding: as in jax, which then runs.
 
     Returns:
-      shape `(num_segments, *data.shape[segment_ids.ndim:])`, dtype of `data`.
+      shape `(num_segments, *data.shape[1:])`, dtype of `data`.
 
     Raises:
       TypeError: if data or segment_ids is not an array, or segment_ids holds no
@@ -138,7 +138,7 @@ def segment_min(
       out_sharding: as in jax, which then runs.
 
     Returns:
-      shape `(num_segments, *data.shape[segment_ids.ndim:])`, dtype of `data`.
+      shape `(num_segments, *data.shape[1:])`, dtype of `data`.
 
     Raises:
       TypeError: if data or segment_ids is not an array, or segment_ids holds no
@@ -198,17 +198,14 @@ def _reduce(
         extent == 0
         or data.size == 0
         or data.dtype.name not in dtypes
-        or data.shape[: ids.ndim] != ids.shape  # one row may be many segments'
+        or data.shape[:1] != ids.shape  # rows are repeated then
         or given not in _MODES
         or bucket_size is not None
         or out_sharding is not None
     ):
         plain = getattr(ops, name)
         return plain(data, ids, num_segments, *flags, bucket_size, mode, out_sharding)
-    if ids.ndim != 1:
-        data, ids = data.reshape(ids.size, *data.shape[ids.ndim :]), ids.reshape(-1)
-    ids = rows.signed(ids)
-    return _reduce_jit(ids, data, extent, _MODES[given], name)
+    return _reduce_jit(rows.signed(ids), data, extent, _MODES[given], name)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
