@@ -25,8 +25,10 @@ constexpr int64_t kTaskBytes = 256 << 10;
 // Larger results leave by non-temporal stores.
 constexpr int64_t kStreamBytes = 12 << 20;
 constexpr int64_t kLine = 64;
-// Shorter rows are added sooner than sorted.
-constexpr int64_t kLongRow = 256;
+// Shorter rows are added sooner than sorted; those of an array that caches do
+// not hold have to be shorter still.
+constexpr int64_t kLongRow = 1024, kShortRow = 256;
+constexpr int64_t kCached = 64 << 20;
 
 template <typename T>
 std::unique_ptr<T[]> Scratch(int64_t n) {
@@ -353,8 +355,10 @@ Status IndexReduce(const IndexPlan& plan, Reduction reduction, SumType type,
   const bool started = in_place || zeroed;  // y holds what is added to
   const bool many = job.slices() >= 2 * executor.num_threads();
   // y holds the sums themselves only where they are no wider.
+  const bool is_short =
+      plan.inner_bytes() < (size < kCached ? kLongRow : kShortRow);
   const bool in_order = job.functions.sum_bytes == plan.itemsize &&
-                        (in_place || many || plan.inner_bytes() < kLongRow);
+                        (in_place || many || is_short);
   // Row by row, whose thread is the first to write to a page makes it.
   if (!in_place && (in_order || !zeroed)) TouchPages(job.y, size, executor);
   return in_order ? AddInOrder(job, started) : AddByRow(job, started);
