@@ -155,6 +155,14 @@ def test_kernels_run(name):
     assert grads == (1 if name == "segment_sum" else 4)
 
 
+def test_on_a_gpu_sums_are_xlas():
+    avals = [jax.typeof(x) for x in (jnp.arange(8), array((8, 4)))]
+    options = {"axis": 0, "extent": 3, "clip": False, "deterministic": True}
+    kernel = jl.operators()["index_add"].kernel
+    assert kernel("cuda", *avals, **options) is not None
+    assert kernel("cuda", *avals, **options, wrap=False) is None
+
+
 # --- derivatives
 
 
