@@ -236,7 +236,8 @@ Status AddByRow(const Job& job, bool started) {
   const bool zeroed = started && job.x == nullptr;
   const int64_t share = job.slices() * slice / (4 * job.executor.num_threads());
   const int64_t block = std::max<int64_t>(
-      1, std::min(zeroed ? kHugePage : kTaskBytes, share) / row_bytes);
+      1, std::clamp(share, kTaskBytes / 16, zeroed ? kHugePage : kTaskBytes) /
+             row_bytes);
   const int64_t blocks = CeilDiv(p.extent, block);
   const bool stream = !started && job.slices() * slice >= kStreamBytes &&
                       row_bytes >= 4 * kLine;
