@@ -8,6 +8,7 @@
 //   by row     the indices are sorted, a task owns rows of y
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -65,17 +66,19 @@ struct Job {
 
 // --- in parts
 
-// Of a slice of source; one where that does not pay. A matter of the plan
-// alone, as it says in which order rows are added.
+// Of a slice of source, a power of two; one where that does not pay. A matter
+// of the plan alone, as it says in which order rows are added.
 int64_t NumParts(const Job& job) {
   constexpr int64_t kMost = 64;
-  constexpr int64_t kRowsPerSum = 32;  // what a part's own sums cost is little
+  constexpr int64_t kRowsPerSum = 64;  // what a part's own sums cost is little
+  constexpr int64_t kPartBytes = 64 << 10;
   constexpr int64_t kSumBytes = 1 << 20;  // they stay in a core's cache
   const IndexPlan& p = job.p;
   if (p.extent * p.inner * job.functions.sum_bytes > kSumBytes) return 1;
-  return std::min({CeilDiv(kMost, job.slices()),
-                   p.count / (kRowsPerSum * p.extent),
-                   p.count * p.inner_bytes() / (kTaskBytes / 4)});
+  const int64_t parts = std::min({CeilDiv(kMost, job.slices()),
+                                  p.count / (kRowsPerSum * p.extent),
+                                  p.count * p.inner_bytes() / kPartBytes});
+  return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(parts)));
 }
 
 Status AddInParts(const Job& job, int64_t parts) {

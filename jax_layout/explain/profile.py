@@ -73,9 +73,10 @@ class Profile:
         lines = [
             f"{sum(run.count for run in self.runs)} reorders, "
             f"{1e3 * self.seconds:.3g} ms in {1e3 * self.elapsed:.3g} ms",
-            f"{self.page_faults} page faults, "
-            f"{self.page_faults / max(self.calls, 1):.0f} per call of {self.calls}",
+            f"{self.page_faults} page faults in {self.calls} calls",
         ]
+        if self.calls:
+            lines[-1] += f", {self.page_faults / self.calls:.0f} each"
         for run in self.runs:
             time = "not timed" if run.seconds is None else f"{1e3 * run.seconds:.3f} ms"
             lines.append(
@@ -129,7 +130,7 @@ def profile(directory: str | Path | None = None) -> Iterator[Profile]:
         events = []
         for path in set(Path(directory).rglob("*.xplane.pb")) - before:
             events += list(_events(path))
-        result.calls = len({event.run for event in events})
+        result.calls = len({event.run for event in events} - {0})
         programs = _programs(events)
         known = {
             (number, r.op): r for number, p in programs.items() for r in _reorders(p)
@@ -150,7 +151,7 @@ def profile(directory: str | Path | None = None) -> Iterator[Profile]:
 class _Event:
     module: str
     program: int
-    run: int  # the same for all of a call
+    run: int  # the same for all of a call; 0 if that is not known
     op: str
     start: float  # nanoseconds
     duration: float

@@ -33,7 +33,7 @@ def test_a_transpose_in_a_loop_of_calls():
     assert run.source == f"{__file__}:{inspect.getsourcelines(turned)[1] + 1}"
     assert 0 < run.seconds == p.seconds and p.elapsed > 0
     assert "5 x  transpose" in str(p)
-    assert p.calls == 5 and f"{p.page_faults / 5:.0f} per call of 5" in str(p)
+    assert p.calls == 5 and f"in 5 calls, {p.page_faults / 5:.0f} each" in str(p)
     assert json.loads(p.to_json())["runs"][0]["count"] == 5
 
 
