@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kLine = 64;
 constexpr int64_t kAhead = 8;          // rows of sums that are prefetched
+constexpr int64_t kMostAhead = 1024;   // bytes of each, and of a row of source
 constexpr int64_t kAheadBytes = 4096;  // of source
 
 // As ResolveIndex, for all.
@@ -161,12 +162,22 @@ JAX_LAYOUT_INLINE void AddRows(const void* source, const int64_t* at,
     }
     return;
   }
+  constexpr int64_t kItem = sizeof(*from);
+  const int64_t bytes = width * static_cast<int64_t>(sizeof(Sum));
+  const int64_t ahead = std::min(bytes, kMostAhead);
+  const int64_t later = std::max<int64_t>(1, kAheadBytes / (stride * kItem));
   for (int64_t i = 0; i < rows; ++i) {
-    const int64_t next = at[std::min(i + kAhead, rows - 1)] * stride;
-    __builtin_prefetch(to + next, 1);
-    __builtin_prefetch(to + next + width - 1, 1);
-    if (at[i] < 0) continue;
+    const auto* next = reinterpret_cast<const char*>(
+        to + at[std::min(i + kAhead, rows - 1)] * stride);
+    for (int64_t k = 0; k < ahead; k += kLine) __builtin_prefetch(next + k, 1);
+    __builtin_prefetch(next + bytes - 1, 1);
     const auto* row = from + i * stride;
+    const auto* soon = reinterpret_cast<const char*>(
+        from + std::min(i + later, rows - 1) * stride);
+    for (int64_t k = 0; k < std::min(width * kItem, kMostAhead); k += kLine) {
+      __builtin_prefetch(soon + k);
+    }
+    if (at[i] < 0) continue;
     Sum* sum = to + at[i] * stride;
     for (int64_t k = 0; k < width; ++k) {
       sum[k] = Reduce<reduction>(sum[k], Element::Load(row[k]));
