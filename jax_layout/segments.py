@@ -198,6 +198,7 @@ def _reduce(
         extent == 0
         or data.size == 0
         or data.dtype.name not in dtypes
+        or ids.ndim != 1
         or data.shape[:1] != ids.shape  # rows are repeated then
         or given not in _MODES
         or bucket_size is not None

@@ -135,6 +135,7 @@ def test_what_jax_takes_too(name):
         ((x, np.arange(6)), {}),
         ((x, np.arange(6), 4), {"bucket_size": 2}),
         ((x, np.arange(6), 0), {}),
+        ((x[0, 0, 0], np.asarray(2), 4), {}),
         ((x[:0], np.zeros(0, int), 3), {}),
         ((x[:1], np.arange(6), 4), {}),
         ((x.astype("complex64"), np.arange(6) // 2, 3), {}),
@@ -144,6 +145,20 @@ def test_what_jax_takes_too(name):
         ours, theirs = both(name, *operands, **options)
         assert ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_symbolic_number_of_segments(name):
+    (n,) = jax.export.symbolic_shape("n")
+    f = lambda x, i, like: getattr(jl, name)(x, i, like.shape[0])  # noqa: E731
+    shapes = ((6, 3), "float32"), ((6,), "int32"), ((n,), "float32")
+    avals = (jax.ShapeDtypeStruct(*each) for each in shapes)
+    exported = jax.export.export(jax.jit(f))(*avals)
+    x, ids = array((6, 3), "float32"), np.arange(6, dtype=np.int32) // 2
+    theirs = getattr(jax.ops, name)(x, ids, 5)
+    np.testing.assert_allclose(
+        exported.call(x, ids, jnp.zeros(5, "float32")), theirs, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
