@@ -410,7 +410,7 @@ def _add_kernel(
             work=rows.work_of("index_add", source, index, axis, extent),
         )
     if not wrap:
-        return None  # rows of a segment, of which XLA adds many at a time
+        return None  # segments: one thread would add all rows of each
     sort = deterministic or dtype.name not in _ATOMIC
     shape = (*source.shape[:axis], extent, *source.shape[axis + 1 :])
 

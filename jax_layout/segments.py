@@ -35,8 +35,8 @@ def segment_sum(
 ) -> Array:
     """The sums of the rows of data that share a segment, as `jax.ops.segment_sum`.
 
-    float16 and bfloat16 are summed in float32 and rounded once, and sums are the same
-    in every run: they are added in an order that depends on shapes alone. Its
+    float16 and bfloat16 are summed in float32 and rounded once. On CPUs, sums are the
+    same in every run: they are added in an order that depends on shapes alone. The
     derivative is `index_select`.
 
     Args:

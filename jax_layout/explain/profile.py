@@ -51,8 +51,8 @@ class Profile:
       runs: the reorders, the longest first.
       elapsed: seconds that the block took, with what it had started.
       calls: of compiled programs.
-      page_faults: of the process: pages of memory that Linux had to make, each as much
-        as copying two of them. `keep_memory` has fewer.
+      page_faults: of the process: pages of memory that Linux had to make. With
+        `keep_memory` there are fewer.
     """
 
     runs: tuple[Run, ...] = ()
