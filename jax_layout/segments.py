@@ -45,7 +45,7 @@ def segment_sum(
         is negative, or num_segments or more, are dropped.
       num_segments: how many segments there are; left out, as many as there must be,
         which needs segment_ids that are not traced.
-      indices_are_sorted: is taken, but changes nothing: it is seen.
+      indices_are_sorted: as in jax, but changes nothing.
       unique_indices: likewise.
       bucket_size: as in jax, which then runs.
       mode: what becomes of segment_ids out of range: "fill" or None drops their rows,
