@@ -30,6 +30,7 @@ class GemmCase:
       jnp: the same in jax.numpy.
       torch: the same in torch, given the module `torch`; None to leave it out.
       index: the extent and number of the indices that are one more operand, the last.
+      in_order: whether these are sorted.
     """
 
     group: str
@@ -41,6 +42,7 @@ class GemmCase:
     jnp: Function
     torch: Callable[[Any], Function] | None = None
     index: tuple[int, int] | None = None
+    in_order: bool = False
 
     @property
     def config(self) -> dict[str, str]:
@@ -53,6 +55,7 @@ class GemmCase:
         if self.index is not None:
             extent, count = self.index
             rows = random.integers(0, extent, count).astype(np.int32)
+            rows = np.sort(rows) if self.in_order else rows
             return [*dataclasses.replace(self, index=None).operands(), rows]
         if jnp.issubdtype(self.dtype, jnp.integer):
             return [random.integers(-8, 8, s).astype(self.dtype) for s in self.shapes]

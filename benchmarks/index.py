@@ -2,6 +2,7 @@
 """Times rows selected and added by index: `python -m benchmarks.index --help`."""
 
 import functools
+import itertools
 import sys
 from typing import Any
 
@@ -77,9 +78,61 @@ def _cases(
     ]  # fmt: skip
 
 
+# Rows of data, segments, dtype, whether segments are sorted.
+_SEGMENTS = [
+    *itertools.product(
+        [(1_000_000, 128)],
+        [10, 1000, 1_000_000],
+        ["float32", "bfloat16"],
+        [False, True],
+    ),
+    ((100_000, 16), 1000, "float32", False),
+    ((1_000_000,), 1000, "float32", False),
+]
+
+
+def _segments(
+    shape: tuple[int, ...], extent: int, dtype: str, in_order: bool
+) -> list[GemmCase]:
+    """Sums of segments; their largest."""
+    order = "sorted" if in_order else "random"
+    name = f"{'x'.join(map(str, shape))} into {extent}, {order}"
+    to = (extent, *shape[1:])
+
+    def torch_max(torch: Any) -> Any:
+        def run(x: Any, i: Any) -> Any:
+            at = i.long().reshape(-1, *(1,) * (x.ndim - 1)).expand_as(x)
+            y = torch.full(to, float("-inf"), dtype=x.dtype)
+            return y.scatter_reduce_(0, at, x, "amax")
+
+        return run
+
+    def torch_sum(torch: Any) -> Any:
+        return lambda x, i: torch.zeros(to, dtype=x.dtype).index_add_(0, i, x)
+
+    cases = []
+    for group, torch in (("segment_sum", torch_sum), ("segment_max", torch_max)):
+        ours, theirs = (
+            functools.partial(
+                getattr(module, group),
+                num_segments=extent,
+                indices_are_sorted=in_order,
+            )
+            for module in (jl, jax.ops)
+        )
+        cases.append(
+            GemmCase(
+                group, name, (shape,), dtype, 0, ours, theirs, torch,
+                index=(extent, shape[0]), in_order=in_order,
+            )
+        )  # fmt: skip
+    return cases
+
+
 def all_cases() -> dict[str, list[GemmCase]]:
     cases = [case for arguments in _CASES for case in _cases(*arguments)]
-    groups = ("select", "gradient", "add")
+    cases += [case for arguments in _SEGMENTS for case in _segments(*arguments)]
+    groups = ("select", "gradient", "add", "segment_sum", "segment_max")
     return {group: [c for c in cases if c.group == group] for group in groups}
 
 

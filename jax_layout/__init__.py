@@ -79,6 +79,7 @@ from jax_layout.formats.memory_format import MemoryFormat, channels_first, chann
 from jax_layout.formats.serialization import load, save
 from jax_layout.geam import geam
 from jax_layout.index import index_add, index_select
+from jax_layout.memory import keep_memory, trim_memory
 from jax_layout.op import Kernel, Op, batch_of, define, jvp_of, operators
 from jax_layout.optimize.optimize import LayoutReport, optimize_layout
 from jax_layout.optimize.saved_plan import LayoutPlan, load_plan, plan_layout
@@ -104,6 +105,7 @@ from jax_layout.products.matmul import (
     matmul,
     mm,
 )
+from jax_layout.segments import segment_max, segment_min, segment_sum
 
 __version__ = _version("jax-layout")
 
@@ -160,6 +162,7 @@ __all__ = [
     "interpolate",
     "is_contiguous",
     "jvp_of",
+    "keep_memory",
     "layer_norm",
     "leaky_relu",
     "linear",
@@ -190,6 +193,9 @@ __all__ = [
     "relu6",
     "save",
     "save_gemms",
+    "segment_max",
+    "segment_min",
+    "segment_sum",
     "sigmoid",
     "silu",
     "softmax",
@@ -198,6 +204,7 @@ __all__ = [
     "tanh",
     "tensordot",
     "transpose",
+    "trim_memory",
     "tune_gemms",
     "use_choices",
     "where",

@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax._src import core, dispatch, sharding_impls, source_info_util, state
+from jax._src import (
+    core,
+    dispatch,
+    sharding_impls,
+    source_info_util,
+    state,
+    xla_bridge,
+)
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax
 from jax.extend.core import Primitive
@@ -171,3 +178,8 @@ def like(x: Any, aval: Any) -> Any:
 def describe(eqn: Any) -> str:
     """The name of an equation's primitive, and its source line."""
     return f"{eqn.primitive.name} ({source_info_util.summarize(eqn.source_info)})"
+
+
+def backends_have_started() -> bool:
+    """Whether jax has a backend, and so threads of its own."""
+    return bool(xla_bridge.backends_are_initialized())

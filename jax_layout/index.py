@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import functools
-import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -14,18 +13,17 @@ import numpy as np
 from jax import Array
 from jax.experimental import checkify
 from jax.interpreters import ad
-from jax.sharding import AxisType
 from jax.typing import ArrayLike
 
+from jax_layout import rows
 from jax_layout.arguments import accumulator, arrays, placement, scalar
-from jax_layout.choices import Work
 from jax_layout.op import Kernel, Op, define
 from jax_layout.plain import jnp, lax
 
 Mode = Literal["fill", "clip", "error"]
 
 # Parts of complex numbers are summed as the real types, unsigned integers as signed.
-_SUMMED = (
+SUMMED = (
     "float16 bfloat16 float32 float64 complex64 complex128 "
     "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
 ).split()
@@ -84,10 +82,10 @@ def index_add(
 ) -> Array:
     """x plus alpha times the rows of source, each at its index, as `torch.index_add`.
 
-    Rows with the same index are added in their order, so results are the same in
-    every run. 16-bit floating point is summed in float32 and rounded once. Donated,
-    or carried by a loop, x is added to without a copy. Its derivative by source is
-    `index_select`.
+    Rows with the same index are added in an order that depends on shapes alone, so
+    results are the same in every run. 16-bit floating point is summed in float32 and
+    rounded once. Donated, or carried by a loop, x is added to without a copy. Its
+    derivative by source is `index_select`.
 
     Args:
       x: array of any shape, of numbers.
@@ -171,13 +169,7 @@ def _index(name: str, index: Array, x: Array, axis: int, mode: str) -> Array:
             f"{name}: an empty axis has no rows, got x of shape {x.shape}, axis {axis} "
             f"and {index.size} indices."
         )
-    if index.dtype in (np.int32, np.int64):
-        return index
-    signed = jax.dtypes.canonicalize_dtype(np.int64)
-    if jnp.iinfo(index.dtype).bits < 32:
-        return index.astype(np.int32)
-    # What does not fit is out of range, and stays so.
-    return jnp.minimum(index, np.iinfo(signed).max).astype(signed)
+    return rows.signed(index)
 
 
 def _one(name: str, index: Array) -> None:
@@ -231,77 +223,6 @@ def _add(
     return _add_jit(x, index, source, axis, mode == "clip", deterministic)
 
 
-# --- what both primitives share: `index` has shape (*batch, n), where the batch axes
-# are the first of x and of source too, and come before `axis`.
-
-
-def _wide(index: Array, extent: int) -> Array:
-    """The index in a type that counts the rows."""
-    return index.astype(np.int64) if extent > np.iinfo(index.dtype).max else index
-
-
-def _resolve(index: Array, extent: int, clip: bool) -> Array:
-    """The index without negative ones; `extent` for those that name no row."""
-    index = _wide(index, extent)
-    index = jnp.where(index < 0, index + extent, index)
-    if clip:
-        return jnp.clip(index, 0, extent - 1)
-    return jnp.where((index < 0) | (index >= extent), extent, index)
-
-
-def _over_batches(f: Callable[..., Array], index: Array) -> Callable[..., Array]:
-    for _ in range(index.ndim - 1):
-        f = jax.vmap(f)
-    return f
-
-
-def _spec(x: Any, rank: int) -> list[Any]:
-    """The mesh axes of each axis of x, as its type says."""
-    spec = list(jax.typeof(x).sharding.spec)
-    return spec + [None] * (rank - len(spec))
-
-
-def _on_mesh(
-    f: Callable[..., Array], operands: Sequence[Array], spec: Sequence[Any]
-) -> Array:
-    """f(*operands), with the sharding that an Explicit mesh wants to be told."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or AxisType.Explicit not in mesh.axis_types:
-        return f(*operands)
-    used: set[str] = set()
-    placed = []
-    for axes in spec:
-        names = {axes} if isinstance(axes, str) else set(axes or ())
-        placed.append(None if names & used else axes)
-        used |= names
-    return jax.sharding.auto_axes(f, out_sharding=jax.P(*placed))(*operands)
-
-
-def _names(rank: int, index: Any, axis: int) -> tuple[str, str, str]:
-    """The axes of x, of index and of what is selected, for a sharding rule."""
-    names = [f"a{i}" for i in range(rank)]
-    batch = names[: index.ndim - 1]
-    whole = " ".join([*names[:axis], "N", *names[axis + 1 :]])
-    selected = " ".join([*names[:axis], "n", *names[axis + 1 :]])
-    return whole, " ".join([*batch, "n"]), selected
-
-
-def _insert(x: Array, dim: int | None, to: int, size: int) -> Array:
-    """x with its batch axis at `to`; a new one if it has none."""
-    if dim is None:
-        shape = (*x.shape[:to], size, *x.shape[to:])
-        return jnp.broadcast_to(jnp.expand_dims(x, to), shape)
-    return jnp.moveaxis(x, dim, to)
-
-
-def _work(name: str, x: Any, index: Any, axis: int, extent: int | None = None) -> Work:
-    """In the tables of choices: slices, rows of the table, rows picked, their bytes."""
-    slices, row = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-    rows = extent or x.shape[axis]
-    case = f"{name} {x.dtype.name if name == 'index_add' else x.dtype.itemsize}"
-    return Work(case, (slices, rows, index.shape[-1], row * x.dtype.itemsize))
-
-
 def _whole_bytes(dtype: Any) -> bool:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return False  # PRNG keys and their like
@@ -322,48 +243,54 @@ def _fill_value(dtype: Any, mode: str) -> Any:
     return np.full((), limits.min if limits.min < 0 else limits.max, dtype)
 
 
-def _select_lax(x: Array, index: Array, *, axis: int, mode: str) -> Array:
+def _select_lax(
+    x: Array, index: Array, *, axis: int, mode: str, wrap: bool = True
+) -> Array:
     batch = index.ndim - 1
     extent = x.shape[axis]
-    clip = mode == "clip"  # where jnp.take takes negative indices for 0
+    clip = mode == "clip"
+    as_take = wrap and not clip  # where jnp.take takes negative indices for 0
 
     def take(x: Array, index: Array) -> Array:
         return jnp.take(
             x,
-            _resolve(index, extent, clip) if clip else _wide(index, extent),
+            rows.wide(index, extent)
+            if as_take
+            else rows.resolve(index, extent, clip, wrap),
             axis=axis - batch,
             mode="clip" if clip else "fill",
             fill_value=0 if mode == "zero" else None,
         )
 
-    spec = _spec(x, x.ndim)
-    spec[axis] = _spec(index, index.ndim)[-1]
-    return _on_mesh(_over_batches(take, index), (x, index), spec)
+    spec = rows.spec_of(x, x.ndim)
+    spec[axis] = rows.spec_of(index, index.ndim)[-1]
+    return rows.on_mesh(rows.over_batches(take, index), (x, index), spec)
 
 
 def _select_kernel(
-    platform: str, x: Any, index: Any, *, axis: int, mode: str
+    platform: str, x: Any, index: Any, *, axis: int, mode: str, wrap: bool = True
 ) -> Kernel | None:
     if not _whole_bytes(x.dtype) or x.size == 0 or index.size == 0:
         return None
     fill = np.frombuffer(_fill_value(x.dtype, mode).tobytes(), np.uint8)
+    clip, work = mode == "clip", rows.work_of("index_select", x, index, axis)
     return Kernel(
-        {"axis": np.int64(axis), "clip": mode == "clip", "fill": fill},
-        work=_work("index_select", x, index, axis) if platform == "cpu" else None,
+        {"axis": np.int64(axis), "clip": clip, "wrap": wrap, "fill": fill},
+        work=work if platform == "cpu" else None,
     )
 
 
 def _select_jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, axis: int, mode: str
+    primals: Sequence[Any], tangents: Sequence[Any], *, mode: str, **params: Any
 ) -> tuple[Any, Any]:
     x, index = primals
-    y = index_select_p(x, index, axis=axis, mode=mode)
+    y = index_select_p(x, index, mode=mode, **params)
     linear = "zero" if mode == "fill" else mode
-    return y, index_select_p(tangents[0], index, axis=axis, mode=linear)
+    return y, index_select_p(tangents[0], index, mode=linear, **params)
 
 
 def _select_transpose(
-    ct: Any, x: Any, index: Any, *, axis: int, mode: str
+    ct: Any, x: Any, index: Any, *, axis: int, mode: str, **params: Any
 ) -> list[Any]:
     out = index_add_p(
         index,
@@ -372,13 +299,14 @@ def _select_transpose(
         extent=x.aval.shape[axis],
         clip=mode == "clip",
         deterministic=True,
+        **params,
     )
     sharding = placement(x.aval)
     return [out if sharding is None else jax.sharding.reshard(out, sharding), None]
 
 
 def _select_batch(
-    operands: Sequence[Any], dims: Sequence[Any], *, axis: int, mode: str
+    operands: Sequence[Any], dims: Sequence[Any], *, axis: int, **params: Any
 ) -> tuple[Array, int]:
     (x, index), (x_dim, index_dim) = operands, dims
     batch = index.ndim - 1 - (index_dim is not None)
@@ -386,20 +314,20 @@ def _select_batch(
         # The batch axis stays where it was, behind those of the index.
         to = max(x_dim, batch)
         x = jnp.moveaxis(x, x_dim, to)
-        y = index_select_p(x, index, axis=axis + (to <= axis), mode=mode)
+        y = index_select_p(x, index, axis=axis + (to <= axis), **params)
         return y, to
     if x_dim is None:  # one longer index serves all
         rows = jnp.moveaxis(index, index_dim, batch)
         flat = rows.reshape(*rows.shape[:batch], -1)
-        y = index_select_p(x, flat, axis=axis, mode=mode)
+        y = index_select_p(x, flat, axis=axis, **params)
         shape = (*y.shape[:axis], *rows.shape[batch:], *y.shape[axis + 1 :])
         return y.reshape(shape), axis
     x, index = jnp.moveaxis(x, x_dim, 0), jnp.moveaxis(index, index_dim, 0)
-    return index_select_p(x, index, axis=axis + 1, mode=mode), 0
+    return index_select_p(x, index, axis=axis + 1, **params), 0
 
 
-def _select_sharding(x: Any, index: Any, *, axis: int, mode: str) -> str:
-    whole, index_axes, selected = _names(x.ndim, index, axis)
+def _select_sharding(x: Any, index: Any, *, axis: int, **params: Any) -> str:
+    whole, index_axes, selected = rows.axis_names(x.ndim, index, axis)
     return f"{whole}, {index_axes} -> {selected}"
 
 
@@ -427,6 +355,7 @@ def _add_lax(
     extent: int,
     clip: bool,
     deterministic: bool,
+    wrap: bool = True,
 ) -> Array:
     batch = index.ndim - 1
     floating = jnp.issubdtype(source.dtype, jnp.floating)
@@ -434,20 +363,23 @@ def _add_lax(
     at = (slice(None),) * (axis - batch)
 
     def add(index: Array, source: Array, y: Array) -> Array:
-        rows = _resolve(index, extent, clip) if clip else _wide(index, extent)
-        return y.at[(*at, rows)].add(source, mode="drop")
+        named = rows.wide(index, extent)
+        if clip:
+            named = rows.resolve(index, extent, clip, wrap)
+        add_to = y.at[(*at, named)].add
+        return add_to(source, mode="drop", wrap_negative_indices=wrap)
 
     def sum_up(index: Array, source: Array, *x: Array) -> Array:
         shape = (*source.shape[:axis], extent, *source.shape[axis + 1 :])
         y = x[0].astype(wide) if x else jnp.zeros(shape, wide)
-        out = _over_batches(add, index)(index, source.astype(wide), y)
+        out = rows.over_batches(add, index)(index, source.astype(wide), y)
         return out.astype(source.dtype)
 
-    spec = _spec(source, source.ndim)
+    spec = rows.spec_of(source, source.ndim)
     spec[axis] = None
     if x:
-        spec = _spec(x[0], source.ndim)
-    return _on_mesh(sum_up, (index, source, *x), spec)
+        spec = rows.spec_of(x[0], source.ndim)
+    return rows.on_mesh(sum_up, (index, source, *x), spec)
 
 
 def _add_kernel(
@@ -459,13 +391,14 @@ def _add_kernel(
     extent: int,
     clip: bool,
     deterministic: bool,
+    wrap: bool = True,
 ) -> Kernel | None:
     dtype = source.dtype
     if source.size == 0 or extent == 0:
         return None
     if max(extent, index.shape[-1]) >= 2**31:
         return None  # rows are counted in 32 bits
-    attributes = {"axis": np.int64(axis), "clip": clip}
+    attributes = {"axis": np.int64(axis), "clip": clip, "wrap": wrap}
     if platform == "cpu":
         # Where x is not donated, XLA would copy it first; a copy is cheap enough to
         # make on the way if there is about as much to add.
@@ -474,8 +407,10 @@ def _add_kernel(
         return Kernel(
             attributes | {"sorted": False, "keep": bool(x)},
             aliases=aliases,
-            work=_work("index_add", source, index, axis, extent),
+            work=rows.work_of("index_add", source, index, axis, extent),
         )
+    if not wrap:
+        return None  # segments: one thread would add all rows of each
     sort = deterministic or dtype.name not in _ATOMIC
     shape = (*source.shape[:axis], extent, *source.shape[axis + 1 :])
 
@@ -483,10 +418,10 @@ def _add_kernel(
         y = x[0] if x else jnp.zeros(shape, dtype)
         if not sort:
             return [index, source, y]
-        rows = _resolve(index, extent, clip)
-        places = lax.broadcasted_iota(np.int32, rows.shape, rows.ndim - 1)
-        rows, places = lax.sort((rows, places), num_keys=1, is_stable=True)
-        return [rows, source, places, y]
+        named = rows.resolve(index, extent, clip, wrap)
+        places = lax.broadcasted_iota(np.int32, named.shape, named.ndim - 1)
+        named, places = lax.sort((named, places), num_keys=1, is_stable=True)
+        return [named, source, places, y]
 
     return Kernel(
         attributes | {"sorted": sort, "keep": True},
@@ -508,12 +443,19 @@ def _add_jvp(
 
 
 def _add_transpose(
-    ct: Any, index: Any, source: Any, *x: Any, axis: int, clip: bool, **params: Any
+    ct: Any,
+    index: Any,
+    source: Any,
+    *x: Any,
+    axis: int,
+    clip: bool,
+    wrap: bool = True,
+    **params: Any,
 ) -> list[Any]:
     ct_source = None
     if ad.is_undefined_primal(source):
         mode = "clip" if clip else "zero"
-        ct_source = index_select_p(ct, index, axis=axis, mode=mode)
+        ct_source = index_select_p(ct, index, axis=axis, mode=mode, wrap=wrap)
         sharding = placement(source.aval)
         if sharding is not None:
             ct_source = jax.sharding.reshard(ct_source, sharding)
@@ -523,22 +465,12 @@ def _add_transpose(
 def _add_batch(
     operands: Sequence[Any], dims: Sequence[Any], *, axis: int, **params: Any
 ) -> tuple[Array, int]:
-    index, *rows = operands
-    index_dim, *row_dims = dims
-    size = next(
-        x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None
-    )
-    to = 0
-    if index_dim is None:
-        to = index.ndim - 1  # an axis like any other, behind those of the index
-    else:
-        index = jnp.moveaxis(index, index_dim, 0)
-    rows = [_insert(x, d, to, size) for x, d in zip(rows, row_dims, strict=True)]
-    return index_add_p(index, *rows, axis=axis + 1, **params), to
+    operands, to = rows.with_batch(operands, dims)
+    return index_add_p(*operands, axis=axis + 1, **params), to
 
 
 def _add_sharding(index: Any, source: Any, *x: Any, axis: int, **params: Any) -> str:
-    whole, index_axes, selected = _names(source.ndim, index, axis)
+    whole, index_axes, selected = rows.axis_names(source.ndim, index, axis)
     return ", ".join([index_axes, selected, *[whole] * len(x)]) + f" -> {whole}"
 
 
@@ -564,6 +496,6 @@ index_add_p = define(
         batch=_add_batch,
         sharding=_add_sharding,
         in_parts=_add_in_parts,
-        dtypes=_SUMMED,
+        dtypes=SUMMED,
     )
 )

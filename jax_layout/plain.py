@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import jax.numpy as jnp
-    from jax import lax, nn
+    from jax import lax, nn, ops
 else:
     import types
 
     import jax
 
-    jnp, lax, nn = (
-        types.SimpleNamespace(**vars(module)) for module in (jax.numpy, jax.lax, jax.nn)
+    jnp, lax, nn, ops = (
+        types.SimpleNamespace(**vars(module))
+        for module in (jax.numpy, jax.lax, jax.nn, jax.ops)
     )

@@ -15,6 +15,7 @@
 //
 //   axis  int64
 //   clip  bool: an index out of range is the nearest in range, else nothing
+//   wrap  bool: negative indices count from the end
 #include <optional>
 
 #include "core/index/plan.h"
@@ -32,7 +33,7 @@ std::span<const int64_t> Shape(const ffi::AnyBuffer& buffer) {
 
 Status Plan(const char* name, const ffi::AnyBuffer& whole,
             const ffi::AnyBuffer& index, const ffi::AnyBuffer& selected,
-            int64_t axis, bool clip, IndexPlan* plan) {
+            int64_t axis, bool clip, bool wrap, IndexPlan* plan) {
   const auto type = index.element_type();
   if ((type != ffi::S32 && type != ffi::S64) ||
       whole.element_type() != selected.element_type()) {
@@ -45,6 +46,7 @@ Status Plan(const char* name, const ffi::AnyBuffer& whole,
       static_cast<int64_t>(ffi::ByteWidth(whole.element_type())), plan);
   plan->wide = type == ffi::S64;
   plan->clip = clip;
+  plan->wrap = wrap;
   return status;
 }
 
@@ -79,9 +81,10 @@ std::optional<SumType> SumTypeOf(ffi::DataType type) {
 
 ffi::Error Select(ExecutorContext::Type context, ffi::AnyBuffer x,
                   ffi::AnyBuffer index, ffi::Result<ffi::AnyBuffer> y,
-                  int64_t axis, bool clip, ffi::Span<const uint8_t> fill) {
+                  int64_t axis, bool clip, bool wrap,
+                  ffi::Span<const uint8_t> fill) {
   IndexPlan plan;
-  Status status = Plan("index_select", x, index, *y, axis, clip, &plan);
+  Status status = Plan("index_select", x, index, *y, axis, clip, wrap, &plan);
   if (!status.ok()) return ToError(status);
   if (static_cast<int64_t>(fill.size()) != plan.itemsize ||
       plan.itemsize > 16) {
@@ -100,9 +103,9 @@ ffi::Error Select(ExecutorContext::Type context, ffi::AnyBuffer x,
 ffi::Error Add(ExecutorContext::Type context, ffi::AnyBuffer index,
                ffi::AnyBuffer source, ffi::RemainingArgs rest,
                ffi::Result<ffi::AnyBuffer> y, int64_t axis, bool clip,
-               bool sorted, bool keep) {
+               bool wrap, bool sorted, bool keep) {
   IndexPlan plan;
-  Status status = Plan("index_add", *y, index, source, axis, clip, &plan);
+  Status status = Plan("index_add", *y, index, source, axis, clip, wrap, &plan);
   if (!status.ok()) return ToError(status);
   const std::optional<SumType> type = SumTypeOf(y->element_type());
   if (!type || rest.size() != static_cast<size_t>(sorted) + keep) {
@@ -147,6 +150,7 @@ XLA_FFI_DEFINE_HANDLER(kSelect, Select,
                            .Ret<ffi::AnyBuffer>()  // y
                            .Attr<int64_t>("axis")
                            .Attr<bool>("clip")
+                           .Attr<bool>("wrap")
                            .Attr<ffi::Span<const uint8_t>>("fill"),
                        {ffi::Traits::kCmdBufferCompatible});
 
@@ -159,6 +163,7 @@ XLA_FFI_DEFINE_HANDLER(kAdd, Add,
                            .Ret<ffi::AnyBuffer>()  // y
                            .Attr<int64_t>("axis")
                            .Attr<bool>("clip")
+                           .Attr<bool>("wrap")
                            .Attr<bool>("sorted")
                            .Attr<bool>("keep"),
                        {ffi::Traits::kCmdBufferCompatible});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What index_select and index_add have in common: where an index points.
+// What operators on rows have in common: where an index points.
 #ifndef JAX_LAYOUT_CORE_INDEX_PLAN_H_
 #define JAX_LAYOUT_CORE_INDEX_PLAN_H_
 
@@ -14,8 +14,25 @@
 namespace jax_layout {
 
 // The types whose sums are taken; a complex number is two of its parts, and an
-// unsigned integer adds as a signed one.
-enum class SumType { kF32, kF64, kBF16, kF16, kI8, kI16, kI32, kI64 };
+// unsigned integer adds as a signed one. They differ for a maximum.
+enum class SumType {
+  kF32,
+  kF64,
+  kBF16,
+  kF16,
+  kI8,
+  kI16,
+  kI32,
+  kI64,
+  kU8,
+  kU16,
+  kU32,
+  kU64
+};
+
+// What becomes of rows that share an index. NaN is the largest and the
+// smallest.
+enum class Reduction { kSum, kMax, kMin };
 
 // The merged view: x is (batch, outer, extent, inner), index (batch, count) and
 // what is selected (batch, outer, count, inner), all dense.
@@ -24,14 +41,15 @@ struct IndexPlan {
   int64_t itemsize = 1;  // bytes of an element
   bool wide = false;     // int64 indices, else int32
   bool clip = false;     // out of range: the nearest, else none
+  bool wrap = true;      // negative indices count from the end
 
   int64_t inner_bytes() const { return inner * itemsize; }
 };
 
 // The row that index i names; -1 for none.
 JAX_LAYOUT_HOST_DEVICE inline int64_t ResolveIndex(int64_t i, int64_t extent,
-                                                   bool clip) {
-  if (i < 0) i += extent;
+                                                   bool clip, bool wrap) {
+  if (wrap && i < 0) i += extent;
   if (i >= 0 && i < extent) return i;
   if (!clip) return -1;
   return i < 0 ? 0 : extent - 1;

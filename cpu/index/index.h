@@ -15,13 +15,21 @@ namespace jax_layout {
 Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
                    const uint8_t* fill, void* y, const Executor& executor);
 
-// y = x, and y[b, o, index[b, i]] += source[b, o, i], rows of `inner` elements,
-// in the order of i whatever the number of threads; 16-bit floating point is
-// summed in float32 and rounded once. x may be y itself, or null for zero.
-// `order` is not read: on a GPU, it is where sorted indices were.
-Status IndexAdd(const IndexPlan& plan, SumType type, const void* index,
-                const int32_t* order, const void* source, const void* x,
-                void* y, const Executor& executor);
+// y = x, and to y[b, o, index[b, i]] is added source[b, o, i], rows of `inner`
+// elements; 16-bit floating point is summed in float32 and rounded once. The
+// order of a row's sum depends on the plan, not on the number of threads. x may
+// be y itself, or null for nothing: for a sum zero.
+Status IndexReduce(const IndexPlan& plan, Reduction reduction, SumType type,
+                   const void* index, const void* source, const void* x,
+                   void* y, const Executor& executor);
+
+// The sum. `order` is not read: on a GPU, it is where sorted indices were.
+inline Status IndexAdd(const IndexPlan& plan, SumType type, const void* index,
+                       const int32_t*, const void* source, const void* x,
+                       void* y, const Executor& executor) {
+  return IndexReduce(plan, Reduction::kSum, type, index, source, x, y,
+                     executor);
+}
 
 }  // namespace jax_layout
 

@@ -28,7 +28,7 @@ struct IndexParams {
   UInt units;
   FastDivider<UInt> row, count, outer;  // units of a row, rows, slices
   int64_t extent, row_bytes;
-  bool wide, clip;
+  bool wide, clip, wrap;
   char fill[16];  // a unit
 
   IndexParams(const IndexPlan& p, int unit)
@@ -41,6 +41,7 @@ struct IndexParams {
         row_bytes(p.inner_bytes()),
         wide(p.wide),
         clip(p.clip),
+        wrap(p.wrap),
         fill() {}
 };
 
@@ -82,8 +83,9 @@ __global__ __launch_bounds__(kThreads) void SelectKernel(
     const UInt unit = first + k * kThreads;
     if (unit >= p.units) continue;
     const Place at = Locate(p, unit, kUnit);
-    const int64_t row = ResolveIndex(
-        LoadIndex(index, p.wide, at.batch + at.position), p.extent, p.clip);
+    const int64_t row =
+        ResolveIndex(LoadIndex(index, p.wide, at.batch + at.position), p.extent,
+                     p.clip, p.wrap);
     if (row < 0) {
       memcpy(held[k].word, p.fill, kUnit);
     } else {
@@ -158,7 +160,7 @@ __global__ __launch_bounds__(kThreads) void AddSortedKernel(
       LoadIndex(index, p.wide, at.batch + at.position - 1) == name) {
     return;
   }
-  const int64_t row = ResolveIndex(name, p.extent, p.clip);
+  const int64_t row = ResolveIndex(name, p.extent, p.clip, p.wrap);
   if (row < 0) return;
   char* to = y + (at.slice * p.extent + row) * p.row_bytes + at.column;
   const auto old = LoadWritable<kUnit, Stored>(to);
@@ -190,8 +192,9 @@ __global__ __launch_bounds__(kThreads) void AddAtomicKernel(
   const UInt unit = UInt{blockIdx.x} * kThreads + threadIdx.x;
   if (unit >= p.units) return;
   const Place at = Locate(p, unit, sizeof(T));
-  const int64_t row = ResolveIndex(
-      LoadIndex(index, p.wide, at.batch + at.position), p.extent, p.clip);
+  const int64_t row =
+      ResolveIndex(LoadIndex(index, p.wide, at.batch + at.position), p.extent,
+                   p.clip, p.wrap);
   if (row < 0) return;
   const auto add = ToElements<sizeof(T), T>(
       LoadGlobal<sizeof(T)>(source + static_cast<int64_t>(unit) * sizeof(T)));

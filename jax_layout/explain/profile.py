@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -49,10 +50,15 @@ class Profile:
     Attributes:
       runs: the reorders, the longest first.
       elapsed: seconds that the block took, with what it had started.
+      calls: of compiled programs.
+      page_faults: of the process: pages of memory that Linux had to make. With
+        `keep_memory` there are fewer.
     """
 
     runs: tuple[Run, ...] = ()
     elapsed: float = 0
+    calls: int = 0
+    page_faults: int = 0
 
     @property
     def seconds(self) -> float:
@@ -66,8 +72,11 @@ class Profile:
     def __str__(self) -> str:
         lines = [
             f"{sum(run.count for run in self.runs)} reorders, "
-            f"{1e3 * self.seconds:.3g} ms in {1e3 * self.elapsed:.3g} ms"
+            f"{1e3 * self.seconds:.3g} ms in {1e3 * self.elapsed:.3g} ms",
+            f"{self.page_faults} page faults in {self.calls} calls",
         ]
+        if self.calls:
+            lines[-1] += f", {self.page_faults / self.calls:.0f} each"
         for run in self.runs:
             time = "not timed" if run.seconds is None else f"{1e3 * run.seconds:.3f} ms"
             lines.append(
@@ -108,7 +117,7 @@ def profile(directory: str | Path | None = None) -> Iterator[Profile]:
         before = set(Path(directory).rglob("*.xplane.pb"))
         jax.block_until_ready(jax.live_arrays())  # what runs now is not asked for
         jax.profiler.start_trace(directory, profiler_options=options)
-        start = time.perf_counter()
+        faults, start = _page_faults(), time.perf_counter()
         try:
             with jax.profiler.TraceAnnotation("jax_layout.explain.profile"):
                 yield result
@@ -116,10 +125,12 @@ def profile(directory: str | Path | None = None) -> Iterator[Profile]:
                 jax.block_until_ready(jax.live_arrays())
         finally:
             result.elapsed = time.perf_counter() - start
+            result.page_faults = _page_faults() - faults
             jax.profiler.stop_trace()
         events = []
         for path in set(Path(directory).rglob("*.xplane.pb")) - before:
             events += list(_events(path))
+        result.calls = len({event.run for event in events} - {0})
         programs = _programs(events)
         known = {
             (number, r.op): r for number, p in programs.items() for r in _reorders(p)
@@ -140,6 +151,7 @@ def profile(directory: str | Path | None = None) -> Iterator[Profile]:
 class _Event:
     module: str
     program: int
+    run: int  # the same for all of a call; 0 if that is not known
     op: str
     start: float  # nanoseconds
     duration: float
@@ -157,11 +169,16 @@ def _events(path: Path) -> Iterator[_Event]:
                     yield _Event(
                         str(stats.get("hlo_module", "")),
                         int(stats.get("program_id", 0)),
+                        int(stats.get("run_id", 0)),
                         str(stats["hlo_op"]),
                         event.start_ns,
                         event.duration_ns,
                         f"{plane.name} {line.name}",
                     )
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _programs(events: list[_Event]) -> dict[int, hlo.Module]:

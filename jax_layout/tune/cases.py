@@ -444,6 +444,41 @@ def _rows(quick: bool) -> Iterator[Case]:
             yield dataclasses.replace(case, dtypes=dtypes, below=(0, extent))
 
 
+# Shape of the rows, how many segments.
+_SEGMENTS: list[tuple[Sizes, int]] = [
+    ((100_000, 128), 100),
+    ((100_000, 128), 10_000),
+    ((100_000, 16), 100),  # so far the quick ones
+    ((1_000_000, 128), 1000),
+    ((1_000_000, 128), 10),
+    ((1_000_000, 128), 1_000_000),
+    ((100_000, 16), 10_000),
+    ((1000, 128), 100),
+    ((10_000, 64), 10_000),
+    ((1_000_000,), 1000),
+    ((1_000_000,), 100_000),
+    ((10_000,), 100),
+    ((4096, 1024), 64),
+    ((1000, 16), 10),
+]
+
+
+def _segments(quick: bool) -> Iterator[Case]:
+    """Rows that many indices share."""
+    wanted = {"float32": 1, "bfloat16": 1, "float16": 3, "float64": 3, "int32": 5}
+    if quick:
+        wanted = {"float32": 2, "bfloat16": 3}
+    for dtype, every in wanted.items():
+        found = [(jl.segment_sum, s) for s in _SEGMENTS[: 3 if quick else None : every]]
+        found += [
+            (jl.segment_max, s) for s in _SEGMENTS[: 1 if quick else None : 2 * every]
+        ]
+        for f, (shape, extent) in found:
+            reduce = functools.partial(f, num_segments=extent)
+            case = _case(f"{f.__name__} {extent}", reduce, dtype, shape, shape[:1])
+            yield dataclasses.replace(case, dtypes=(dtype, "int32"), below=(0, extent))
+
+
 def _norms(quick: bool) -> Iterator[Case]:
     """The moments of normalizations, in them, and those of their gradients."""
     wanted = {"float32": 1, "bfloat16": 1, "float16": 3, "float64": 3}
@@ -498,7 +533,7 @@ def _matrix_sums(quick: bool) -> Iterator[Case]:
 
 
 _FAMILIES = (_products, _batches, _layers, _attention, _recurrences, _convolutions,
-             _permutes, _rows, _norms, _matrix_sums)  # fmt: skip
+             _permutes, _rows, _segments, _norms, _matrix_sums)  # fmt: skip
 
 
 def all_cases(quick: bool = False) -> list[Case]:

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/index/index.h"
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "tests/arm/check.h"
 
 namespace jax_layout {
@@ -10,7 +13,7 @@ Random random;
 
 std::string Describe(const char* name, const IndexPlan& p) {
   return Text(name, p.batch, p.outer, p.extent, p.count, p.inner, "itemsize",
-              p.itemsize, "wide", p.wide, "clip", p.clip);
+              p.itemsize, "wide", p.wide, "clip", p.clip, "wrap", p.wrap);
 }
 
 IndexPlan AnyPlan(int64_t itemsize) {
@@ -23,6 +26,18 @@ IndexPlan AnyPlan(int64_t itemsize) {
   p.itemsize = itemsize;
   p.wide = random.Flip();
   p.clip = random.Flip();
+  p.wrap = random.Flip();
+  return p;
+}
+
+// Few rows, each of many.
+IndexPlan PlanInParts(int64_t itemsize) {
+  IndexPlan p = AnyPlan(itemsize);
+  p.batch = random.Between(1, 2);
+  p.outer = random.Between(1, 2);
+  p.extent = random.Between(1, 5);
+  p.count = random.Between(500, 1500);
+  p.inner = random.Of<int64_t>({1, 33, 331});
   return p;
 }
 
@@ -36,7 +51,7 @@ std::vector<int64_t> AnyIndices(const IndexPlan& p, const Memory& memory) {
     } else {
       reinterpret_cast<int32_t*>(memory.data())[i] = static_cast<int32_t>(at);
     }
-    const int64_t row = at < 0 ? at + p.extent : at;
+    const int64_t row = at < 0 && p.wrap ? at + p.extent : at;
     const bool named = row >= 0 && row < p.extent;
     rows.push_back(named ? row : p.clip ? (row < 0 ? 0 : p.extent - 1) : -1);
   }
@@ -68,16 +83,21 @@ void CheckSelect(const IndexPlan& p) {
   Expect(ok, [&] { return Describe("index_select", p); });
 }
 
+// Infinity is beyond what is checked.
+int64_t Whole(double x) {
+  return static_cast<int64_t>(std::clamp(x, -1e6, 1e6));
+}
+
 int64_t ElementOf(SumType type, const void* x, int64_t i) {
   switch (type) {
     case SumType::kF32:
-      return static_cast<int64_t>(Get(DType::kF32, x, i));
+      return Whole(Get(DType::kF32, x, i));
     case SumType::kF64:
-      return static_cast<int64_t>(Get(DType::kF64, x, i));
+      return Whole(Get(DType::kF64, x, i));
     case SumType::kBF16:
-      return static_cast<int64_t>(Get(DType::kBF16, x, i));
+      return Whole(Get(DType::kBF16, x, i));
     case SumType::kF16:
-      return static_cast<int64_t>(Get(DType::kF16, x, i));
+      return Whole(Get(DType::kF16, x, i));
     case SumType::kI8:
       return static_cast<const int8_t*>(x)[i];
     case SumType::kI16:
@@ -115,7 +135,14 @@ void PutElement(SumType type, void* x, int64_t i, int64_t value) {
 
 enum class From { kArray, kItself, kNothing };
 
-void CheckAdd(const IndexPlan& p, SumType type, From from) {
+int64_t Reduced(Reduction reduction, int64_t a, int64_t b) {
+  return reduction == Reduction::kSum   ? a + b
+         : reduction == Reduction::kMax ? std::max(a, b)
+                                        : std::min(a, b);
+}
+
+void CheckReduce(const IndexPlan& p, Reduction reduction, SumType type,
+                 From from) {
   const int64_t size = p.batch * p.outer * p.extent * p.inner;
   const int64_t added = p.batch * p.outer * p.count * p.inner;
   const Memory x(size * p.itemsize), y(size * p.itemsize);
@@ -123,11 +150,15 @@ void CheckAdd(const IndexPlan& p, SumType type, From from) {
   const Memory index(p.batch * p.count * (p.wide ? 8 : 4));
   const std::vector<int64_t> rows = AnyIndices(p, index);
   std::vector<int64_t> want(size);
+  // Of a maximum, rows that nothing goes to hold what the type holds least.
+  const int64_t kNothing = reduction == Reduction::kSum   ? 0
+                           : reduction == Reduction::kMax ? -1000
+                                                          : 1000;
   for (int64_t i = 0; i < size; ++i) {
     want[i] = random.Between(-3, 3);
     PutElement(type, x.data(), i, want[i]);
     PutElement(type, y.data(), i, want[i]);
-    if (from == From::kNothing) want[i] = 0;
+    if (from == From::kNothing) want[i] = kNothing;
   }
   for (int64_t i = 0; i < added; ++i) {
     // Sums that eight bits hold.
@@ -136,22 +167,47 @@ void CheckAdd(const IndexPlan& p, SumType type, From from) {
     const int64_t slice = i / p.inner / p.count;
     const int64_t to = rows[slice / p.outer * p.count + i / p.inner % p.count];
     if (to < 0) continue;
-    want[(slice * p.extent + to) * p.inner + i % p.inner] += value;
+    int64_t& sum = want[(slice * p.extent + to) * p.inner + i % p.inner];
+    sum = Reduced(reduction, sum, value);
   }
   const void* const base = from == From::kArray    ? x.data()
                            : from == From::kItself ? y.data()
                                                    : nullptr;
-  bool ok = IndexAdd(p, type, index.data(), nullptr, source.data(), base,
-                     y.data(), Threads(2))
+  bool ok = IndexReduce(p, reduction, type, index.data(), source.data(), base,
+                        y.data(), Threads(2))
                 .ok() &&
             y.Intact();
   for (int64_t i = 0; i < size; ++i) {
-    ok = ok && ElementOf(type, y.data(), i) == want[i];
+    const int64_t found = ElementOf(type, y.data(), i);
+    ok = ok && (std::abs(want[i]) == 1000 ? found > 100 || found < -100
+                                          : found == want[i]);
   }
   Expect(ok, [&] {
-    return Describe("index_add", p) +
-           Text("type", static_cast<int>(type), "from", static_cast<int>(from));
+    return Describe("index_reduce", p) + Text(static_cast<int>(reduction),
+                                              "type", static_cast<int>(type),
+                                              "from", static_cast<int>(from));
   });
+}
+
+// Sums that are rounded, by as many threads: the same bits.
+void CheckOrder(const IndexPlan& p) {
+  const int64_t size = p.batch * p.outer * p.extent * p.inner;
+  const int64_t added = p.batch * p.outer * p.count * p.inner;
+  const Memory one(4 * size), many(4 * size), source(4 * added);
+  const Memory index(p.batch * p.count * (p.wide ? 8 : 4));
+  AnyIndices(p, index);
+  for (int64_t i = 0; i < added; ++i) {
+    Set(DType::kF32, source.data(), i,
+        static_cast<double>(random.Between(-1000, 1000)) / 7);
+  }
+  const bool ok = IndexReduce(p, Reduction::kSum, SumType::kF32, index.data(),
+                              source.data(), nullptr, one.data(), Threads(1))
+                      .ok() &&
+                  IndexReduce(p, Reduction::kSum, SumType::kF32, index.data(),
+                              source.data(), nullptr, many.data(), Threads(3))
+                      .ok();
+  Expect(ok && std::memcmp(one.data(), many.data(), one.bytes()) == 0,
+         [&] { return Describe("the order of sums", p); });
 }
 
 }  // namespace
@@ -161,13 +217,20 @@ void CheckIndex() {
     for (int i = 0; i < 60; ++i) CheckSelect(AnyPlan(itemsize));
   }
   constexpr int64_t kItemSizes[] = {4, 8, 2, 2, 1, 2, 4, 8};
-  for (int type = 0; type < 8; ++type) {
-    for (From from : {From::kArray, From::kItself, From::kNothing}) {
-      for (int i = 0; i < 15; ++i) {
-        CheckAdd(AnyPlan(kItemSizes[type]), static_cast<SumType>(type), from);
+  for (Reduction reduction :
+       {Reduction::kSum, Reduction::kMax, Reduction::kMin}) {
+    for (int type = 0; type < 8; ++type) {
+      const auto as = static_cast<SumType>(type);
+      for (From from : {From::kArray, From::kItself, From::kNothing}) {
+        for (int i = 0; i < 15; ++i) {
+          CheckReduce(AnyPlan(kItemSizes[type]), reduction, as, from);
+        }
       }
+      CheckReduce(PlanInParts(kItemSizes[type]), reduction, as, From::kArray);
     }
   }
+  for (int i = 0; i < 10; ++i) CheckOrder(PlanInParts(4));
+  for (int i = 0; i < 10; ++i) CheckOrder(AnyPlan(4));
 }
 
 }  // namespace jax_layout

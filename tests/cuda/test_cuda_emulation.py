@@ -450,26 +450,29 @@ class Arrays:
         return y
 
 
-def index_case(view, wide, clip, itemsize):
+def index_case(view, wide, clip, itemsize, wrap=True):
     batch, outer, extent, count, inner = view
     rng = np.random.default_rng(count)
     index = rng.integers(-extent - 2, extent + 2, (batch, count))
     index = index.astype(np.int64 if wide else np.int32)
-    rows = np.where(index < 0, index + extent, index)
+    rows = np.where((index < 0) & wrap, index + extent, index)
     inside = (rows >= 0) & (rows < extent)
     if clip:
         rows, inside = np.clip(rows, 0, extent - 1), np.ones_like(inside)
-    dims = (ctypes.c_int64 * 8)(*view, itemsize, wide, clip)
+    dims = (ctypes.c_int64 * 9)(*view, itemsize, wide, clip, wrap)
     return index, rows, inside, dims
 
 
 @pytest.mark.parametrize("order", [FORWARD, REVERSED, 5])
-@pytest.mark.parametrize("wide, clip", [(False, False), (True, True), (True, False)])
+@pytest.mark.parametrize(
+    "wide, clip, wrap",
+    [(False, False, True), (True, True, True), (True, False, False)],
+)
 @pytest.mark.parametrize("itemsize", ITEMSIZES)
 @pytest.mark.parametrize("view", INDEX_VIEWS)
-def test_index_select(emulation, view, itemsize, wide, clip, order):
+def test_index_select(emulation, view, itemsize, wide, clip, wrap, order):
     batch, outer, extent, count, inner = view
-    index, rows, inside, dims = index_case(view, wide, clip, itemsize)
+    index, rows, inside, dims = index_case(view, wide, clip, itemsize, wrap)
     size = batch * outer * extent * inner * itemsize
     x = _RANDOM[:size].view(f"V{itemsize}").reshape(batch, outer, extent, inner)
     fill = np.arange(itemsize, dtype=np.uint8)
@@ -550,7 +553,7 @@ def test_float16_bits(emulation):
         source = bits.view(element)
         finite = source[np.isfinite(source.astype(np.float32))]
         y = np.roll(finite, 12345)
-        dims = (ctypes.c_int64 * 8)(1, 1, 1, 1, finite.size, 2, False, False)
+        dims = (ctypes.c_int64 * 9)(1, 1, 1, 1, finite.size, 2, False, False, True)
         one = np.zeros(1, np.int32)
         arrays = Arrays(one, one, finite, y)
         number = SUM_TYPES[element.name]

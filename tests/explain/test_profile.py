@@ -3,6 +3,7 @@
 
 import inspect
 import json
+import resource
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ def test_a_transpose_in_a_loop_of_calls():
     assert run.source == f"{__file__}:{inspect.getsourcelines(turned)[1] + 1}"
     assert 0 < run.seconds == p.seconds and p.elapsed > 0
     assert "5 x  transpose" in str(p)
+    assert p.calls == 5 and f"in 5 calls, {p.page_faults / 5:.0f} each" in str(p)
     assert json.loads(p.to_json())["runs"][0]["count"] == 5
 
 
@@ -57,6 +59,17 @@ def test_a_permute_of_ours():
         y = f(x)
     assert [(run.kind, run.count) for run in p.runs] == [("permute", 1)]
     assert y.shape == (8, 32, 32, 64)
+
+
+def test_pages_of_large_results_are_counted():
+    f = jax.jit(lambda x: x + 1)
+    x = jnp.ones(20_000_000, F32)
+    jax.block_until_ready(f(x))
+    with jl.profile() as p:
+        for _ in range(3):
+            y = f(x)
+    assert p.calls == 3 and y[0] == 2
+    assert p.page_faults >= 3 * x.nbytes // resource.getpagesize()
 
 
 def test_programs_of_one_name_are_told_apart():

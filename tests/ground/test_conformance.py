@@ -39,6 +39,7 @@ from jax_layout.permute import permute_p
 from jax_layout.products.gemm import gemm_p
 from jax_layout.products.linear import linear_grad_p, linear_p, linear_tangent_p
 from jax_layout.products.scaled import scaled_gemm_p
+from jax_layout.segments import segment_extreme_p
 
 # Those of other tests, and of doctests, are not ours to judge.
 OPERATORS = {
@@ -283,6 +284,26 @@ EXAMPLES = {
             [index(3, 0, -1, 3, 8, -9), (6, 96)],
             [index(3), (1, 0)],
         ),
+        Example(
+            partial(
+                index_add_p,
+                axis=1,
+                extent=6,
+                clip=False,
+                wrap=False,
+                deterministic=True,
+            ),
+            [index(3, 0, -1, 3, 7, -9), (12, 6, 10), (12, 6, 10)],
+            [index(), (12, 0, 10), (12, 6, 10)],
+        ),
+    ],
+    "segment_extreme": [
+        Example(
+            partial(segment_extreme_p, axis=1, extent=6, clip=True, least=least),
+            [index(3, 0, -1, 3, 7, 0, 1, 2, 4), (12, 9, 10)],
+            [index(), (12, 0, 10)],
+        )
+        for least in (False, True)
     ],
 }
 

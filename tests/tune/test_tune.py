@@ -5,6 +5,7 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jax_layout as jl
@@ -13,7 +14,13 @@ from jax_layout.choices import Work
 from jax_layout.tune import command
 from jax_layout.tune.cases import Case, all_cases
 from jax_layout.tune.command import run
-from jax_layout.tune.measure import Measured, Timing, measure, measure_case
+from jax_layout.tune.measure import (
+    Measured,
+    Timing,
+    difference,
+    measure,
+    measure_case,
+)
 from jax_layout.tune.table import replacing, text
 
 SHORT = Timing(seconds=0.0, rounds=1, sample=0.0)
@@ -44,6 +51,14 @@ def tiny(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "all_cases", lambda quick: TINY)
     monkeypatch.setattr(choices, "user_path", lambda: tmp_path / "cache" / "table.json")
     return tmp_path
+
+
+def test_infinity_is_itself_alone():
+    x = np.array([1, -np.inf, np.inf], np.float32)
+    assert difference(x, x) is None
+    for wrong in (-x, np.nan_to_num(x), np.where(x == 1, np.inf, x)):
+        assert "wrong result" in difference(wrong.astype(np.float32), x)
+    assert "wrong result" in difference(x, np.ones(3, np.float32))
 
 
 def test_a_run_writes_a_table_that_loads(tmp_path):

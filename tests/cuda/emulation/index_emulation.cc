@@ -24,7 +24,7 @@ struct View {
   int64_t whole, selected, indices;  // bytes
 };
 
-// dims: batch, outer, extent, count, inner, itemsize, wide, clip.
+// dims: batch, outer, extent, count, inner, itemsize, wide, clip, wrap.
 View ToView(const int64_t* dims) {
   View v;
   IndexPlan& p = v.plan;
@@ -36,6 +36,7 @@ View ToView(const int64_t* dims) {
   p.itemsize = dims[5];
   p.wide = dims[6] != 0;
   p.clip = dims[7] != 0;
+  p.wrap = dims[8] != 0;
   const int64_t slice = p.batch * p.outer * p.inner_bytes();
   v.whole = slice * p.extent;
   v.selected = slice * p.count;
