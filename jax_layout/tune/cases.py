@@ -239,18 +239,25 @@ def _recurrences(quick: bool) -> Iterator[Case]:
     sizes = [64, 512, 16, 256, 1024]
     if quick:
         rows, sizes, dtypes = rows[:3], sizes[:2], dtypes[:1]
-    cases = [("recurrence", _recurrence, 1, dtypes, rows, sizes)]
+    found: list[tuple[str, Function, str, Sizes, list[Sizes]]] = [
+        ("recurrence", _recurrence, dtype, (m, n), [(32, m, n), (n, n)])
+        for dtype, m, n in itertools.product(dtypes, rows, sizes)
+    ]
     if not quick:
-        cases.append(
-            ("gated recurrence", _gated, 4, dtypes, [1, 8, 32], [128, 256, 512])
-        )
-    for kind, f, gates, *of in cases:
-        for dtype, m, n in itertools.product(*of):
-            weights = [(n, gates * n)] * (1 if gates == 1 else 2)
-            given = [(32, m, gates * n), *weights]
-            yield _case(kind, f, dtype, *given, whole=True)
-            g = with_gradient(f, len(given))
-            yield _case(f"{kind}, gradient", g, dtype, *given, (m, n), whole=True)
+        found += [
+            (
+                "gated recurrence",
+                _gated,
+                dtype,
+                (m, n),
+                [(32, m, 4 * n), *2 * [(n, 4 * n)]],
+            )
+            for dtype, m, n in itertools.product(dtypes, (1, 8, 32), (128, 256, 512))
+        ]
+    for kind, f, dtype, y, given in found:
+        yield _case(kind, f, dtype, *given, whole=True)
+        g = with_gradient(f, len(given))
+        yield _case(f"{kind}, gradient", g, dtype, *given, y, whole=True)
 
 
 # Batch, heads, queries, keys, and the size of a head.
