@@ -150,8 +150,12 @@ __device__ inline void StoreTile(char* y, int64_t y_row, int64_t i_left,
     for (int h = 0; h < kHeld; ++h) {
       const int vector = threadIdx.x + (held + h) * T::kThreads;
       const int j = vector / T::kColumns;
-      const int slot = T::Slot(j, j / kSide, vector % T::kColumns);
-      out[h] = LoadShared<kVector>(shared + slot * kVector);
+      const int i = vector % T::kColumns;
+      // What lies outside was not loaded either.
+      if (kWhole || (i * kSide < i_left && j < j_left)) {
+        const int slot = T::Slot(j, j / kSide, i);
+        out[h] = LoadShared<kVector>(shared + slot * kVector);
+      }
     }
 #pragma unroll
     for (int h = 0; h < kHeld; ++h) {

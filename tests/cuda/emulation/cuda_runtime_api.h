@@ -3,13 +3,17 @@
 // The part of the CUDA runtime that this library's kernels use, on the host:
 // found first on the include path, it lets g++ compile cuda/*.cu as they are.
 // The threads of a block are fibers, switched at barriers and shuffles; blocks
-// run in turn. See emulation.cc.
+// run in turn. See emulation.cc. Or nothing runs and launches are recorded, for
+// tests/ptx.
 #ifndef JAX_LAYOUT_TESTS_CUDA_EMULATION_CUDA_RUNTIME_API_H_
 #define JAX_LAYOUT_TESTS_CUDA_EMULATION_CUDA_RUNTIME_API_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #define __host__
 #define __device__
@@ -60,6 +64,10 @@ void GlobalLoad(const void* from, void* to, size_t bytes);
 void GlobalStore(void* to, const void* from, size_t bytes);
 cudaError_t Launch(const cudaLaunchConfig_t& config,
                    const std::function<void()>& thread);
+// Whether launches are recorded, with the bytes of each argument.
+bool Recording();
+void Record(const cudaLaunchConfig_t& config, const void* kernel,
+            const std::vector<std::string>& args);
 
 }  // namespace emulation
 
@@ -112,6 +120,18 @@ T atomicAdd(T* to, T value) {
 template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
                                void (*kernel)(Params...), Args&&... args) {
+  if (emulation::Recording()) {
+    const std::tuple<Params...> values(args...);
+    std::apply(
+        [&](const auto&... value) {
+          emulation::Record(
+              *config, reinterpret_cast<const void*>(kernel),
+              {std::string(reinterpret_cast<const char*>(&value),
+                           sizeof(value))...});
+        },
+        values);
+    return cudaSuccess;
+  }
   return emulation::Launch(*config, [&] { kernel(args...); });
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "emulation.h"
 
+#include <dlfcn.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -304,6 +305,34 @@ void Configure(Order order, Memory memory, Sample sample) {
   state.error.clear();
 }
 
+namespace {
+bool recording = false;
+std::string recorded;
+}  // namespace
+
+bool Recording() { return recording; }
+
+void Record(const cudaLaunchConfig_t& config, const void* kernel,
+            const std::vector<std::string>& args) {
+  Dl_info library = {};
+  dladdr(reinterpret_cast<const void*>(&Record), &library);
+  const auto offset = reinterpret_cast<uintptr_t>(kernel) -
+                      reinterpret_cast<uintptr_t>(library.dli_fbase);
+  for (uint64_t n : {uint64_t{offset}, uint64_t{config.gridDim.x},
+                     uint64_t{config.blockDim.x},
+                     uint64_t{config.dynamicSmemBytes}}) {
+    recorded += std::to_string(n) + " ";
+  }
+  for (const std::string& arg : args) {
+    for (const char c : arg) {
+      recorded += "0123456789abcdef"[c >> 4 & 15];
+      recorded += "0123456789abcdef"[c & 15];
+    }
+    recorded += " ";
+  }
+  recorded += "\n";
+}
+
 const std::string& Error() { return state.error; }
 
 void Fail(const std::string& message) {
@@ -314,3 +343,17 @@ void Fail(const std::string& message) {
 }
 
 }  // namespace emulation
+
+extern "C" {
+
+// From here on launches are recorded, or run.
+void record(bool on) {
+  emulation::recording = on;
+  emulation::recorded.clear();
+}
+
+// A line per launch: the kernel's place in this library, blocks, threads, bytes
+// of shared memory, and the arguments in hexadecimal.
+const char* recorded_launches() { return emulation::recorded.c_str(); }
+
+}  // extern "C"
