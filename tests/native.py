@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles kernels alone, without jax, for the tests that call them by ctypes."""
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -83,3 +85,33 @@ def run_sanitized(*arguments, **environment):
 def check_sanitized(*arguments, **environment):
     done = run_sanitized(*arguments, **environment)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def cuda_emulation(sanitized=False):
+    """The CUDA kernels and their planners, compiled for the host: a library."""
+    import pytest
+
+    cmake = shutil.which("cmake")
+    if not cmake or not shutil.which("g++"):
+        pytest.skip("building the emulation needs cmake and g++")
+    build = (
+        ROOT / "build" / ("cuda_emulation_sanitized" if sanitized else "cuda_emulation")
+    )
+    build.mkdir(parents=True, exist_ok=True)
+    with open(build / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (
+            [
+                cmake,
+                "-S",
+                ROOT / "tests" / "cuda" / "emulation",
+                "-B",
+                build,
+                "-DCMAKE_CXX_COMPILER=g++",
+                f"-DJAX_LAYOUT_SANITIZE={'ON' if sanitized else 'OFF'}",
+            ],
+            [cmake, "--build", build, "--parallel", "2"],
+        ):
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+    return build / "libcuda_emulation.so"

@@ -147,7 +147,7 @@ __device__ Elements<kUnit, Stored> LoadWritable(const char* from) {
 // Where a row of y begins to occur in it, the thread adds all that do, in
 // order, and owns that unit of y; the others leave.
 template <typename Element, int kUnit, typename UInt>
-__global__ __launch_bounds__(kThreads) void AddSortedKernel(
+__global__ __launch_bounds__(kThreads, 4) void AddSortedKernel(
     const __grid_constant__ IndexParams<UInt> p, const void* __restrict__ index,
     const int* __restrict__ order, const char* __restrict__ source, char* y) {
   using Stored = typename Element::Stored;

@@ -16,9 +16,10 @@ namespace jax_layout {
 
 inline constexpr int kPackedThreads = 256;
 
-// Four blocks on each of the 132 multiprocessors of an H100: one wave, in
-// which a block builds its tables once for many tiles.
-inline constexpr int kPackedBlocks = 132 * 4;
+// Blocks on a multiprocessor, by its registers: one wave of them builds its
+// tables once for many tiles.
+template <int kElement>
+inline constexpr int kPackedResident = kElement < 16 ? 4 : 3;
 
 // Shared memory is padded by one bank per 32 banks and one more per 32 x 32,
 // which spreads any power-of-two stride: with word w at w + w/32 + w/1024, 32
@@ -154,11 +155,12 @@ __device__ inline void StoreRuns(const PackedParams& p, char* y,
   }
 }
 
-// Launch: 1-D, at most kPackedBlocks blocks; block b moves tiles b, b + grid,
+// Launch: 1-D, one wave of blocks at most; block b moves tiles b, b + grid,
 // b + 2 grid, ... All tiles are whole: the last along an axis is pulled back
 // over its neighbour, and both write the same bytes.
 template <int kElement>
-__global__ __launch_bounds__(kPackedThreads, 4) void PackedKernel(
+__global__
+__launch_bounds__(kPackedThreads, kPackedResident<kElement>) void PackedKernel(
     const __grid_constant__ PackedParams p, const char* __restrict__ x,
     char* __restrict__ y) {
   char* shared = SharedMemory();

@@ -58,6 +58,18 @@ Status Launch(void (*kernel)(Params, const char*, char*), int64_t blocks,
                        cudaGetErrorString(error) + ".");
 }
 
+// Of the current device; of an H100 if the runtime does not say.
+int Multiprocessors() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) ==
+          cudaSuccess) {
+    return count;
+  }
+  (void)cudaGetLastError();
+  return 132;
+}
+
 Status Unsupported() {
   return Status::Error("permute: no kernel for this plan.");
 }
@@ -151,22 +163,25 @@ struct Launcher {
     return Unsupported();
   }
 
+  template <int kElement>
+  Status LaunchPacked(const PackedParams& p) const {
+    const int wave = Multiprocessors() * kPackedResident<kElement>;
+    return Launch(PackedKernel<kElement>, std::min<int64_t>(p.tiles, wave),
+                  kPackedThreads, p.shared_bytes, p, x, y, stream);
+  }
+
   Status operator()(const PackedParams& p) const {
-    const auto launch = [&](auto kernel) {
-      return Launch(kernel, std::min<int64_t>(p.tiles, kPackedBlocks),
-                    kPackedThreads, p.shared_bytes, p, x, y, stream);
-    };
     switch (p.element) {
       case 1:
-        return launch(PackedKernel<1>);
+        return LaunchPacked<1>(p);
       case 2:
-        return launch(PackedKernel<2>);
+        return LaunchPacked<2>(p);
       case 4:
-        return launch(PackedKernel<4>);
+        return LaunchPacked<4>(p);
       case 8:
-        return launch(PackedKernel<8>);
+        return LaunchPacked<8>(p);
       case 16:
-        return launch(PackedKernel<16>);
+        return LaunchPacked<16>(p);
     }
     return Unsupported();
   }

@@ -171,9 +171,11 @@ __device__ inline void StoreTile(char* y, int64_t y_row, int64_t i_left,
 
 // Launch: 1-D, one block per kEdge x kEdge tile; tiles along i (contiguous in
 // y) come first, then along j (contiguous in x), then slices. 64-bit corners,
-// and a 64-bit row stride inside.
+// and a 64-bit row stride inside. One block is all that is asked of a
+// multiprocessor: the compiler would rather have more than keep the loads of a
+// thread in registers, and spill some.
 template <int kElement, int kVector, int kEdge, int kThreads>
-__global__ __launch_bounds__(kThreads) void TileKernel(
+__global__ __launch_bounds__(kThreads, 1) void TileKernel(
     const __grid_constant__ TileParams p, const char* __restrict__ x,
     char* __restrict__ y) {
   using T = Tile<kElement, kVector, kEdge, kThreads>;

@@ -6,14 +6,10 @@ subprocess (test_everything_again_with_sanitizers).
 """
 
 import ctypes
-import fcntl
 import itertools
 import math
 import os
-import pathlib
 import re
-import shutil
-import subprocess
 
 import ml_dtypes
 import numpy as np
@@ -21,39 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from native import ROOT, check_sanitized, run_sanitized
+from native import check_sanitized, cuda_emulation, run_sanitized
 
 SANITIZED = bool(os.environ.get("JAX_LAYOUT_EMULATION_SANITIZED"))
 FORWARD, REVERSED = 0, 1  # thread orders; others seed a shuffle
 POISON = 0xCB
 ITEMSIZES = (1, 2, 4, 8, 16)
-
-
-def _build(sanitized: bool) -> pathlib.Path:
-    cmake = shutil.which("cmake")
-    if not cmake or not shutil.which("g++"):
-        pytest.skip("building the emulation needs cmake and g++")
-    build = (
-        ROOT / "build" / ("cuda_emulation_sanitized" if sanitized else "cuda_emulation")
-    )
-    build.mkdir(parents=True, exist_ok=True)
-    with open(build / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for command in (
-            [
-                cmake,
-                "-S",
-                ROOT / "tests" / "cuda" / "emulation",
-                "-B",
-                build,
-                "-DCMAKE_CXX_COMPILER=g++",
-                f"-DJAX_LAYOUT_SANITIZE={'ON' if sanitized else 'OFF'}",
-            ],
-            [cmake, "--build", build, "--parallel", "2"],
-        ):
-            done = subprocess.run(command, check=False, capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
-    return build / "libcuda_emulation.so"
 
 
 class Emulation:
@@ -110,7 +79,7 @@ class Emulation:
 
 @pytest.fixture(scope="session")
 def emulation():
-    return Emulation(_build(SANITIZED))
+    return Emulation(cuda_emulation(SANITIZED))
 
 
 class Buffer:
@@ -617,14 +586,14 @@ def test_fast_division(emulation):
 
 @pytest.mark.skipif(SANITIZED, reason="this is that run")
 def test_everything_again_with_sanitizers():
-    _build(sanitized=True)
+    cuda_emulation(sanitized=True)
     arguments = "-m pytest -q -x -s --noconftest -p no:cacheprovider -p no:xdist"
     check_sanitized(*arguments.split(), __file__, JAX_LAYOUT_EMULATION_SANITIZED="1")
 
 
 @pytest.mark.skipif(SANITIZED, reason="started from the other run")
 def test_sanitizer_shows_a_stray_write():
-    library = _build(sanitized=True)
+    library = cuda_emulation(sanitized=True)
     done = run_sanitized(
         "-c",
         f"""

@@ -438,14 +438,25 @@ class Machine:
         c, opcode = self.counters, instruction.opcode
         names = re.findall(r"[%\w]+", " ".join(instruction.operands))
         results = re.findall(r"[%\w]+", instruction.operands[0]) if names else []
-        needs = not self.expected.isdisjoint(names if opcode[0] == "st" else names[len(results) :])
+        needs = not self.expected.isdisjoint(
+            names if opcode[0] == "st" else names[len(results) :]
+        )
         load = opcode[0] == "ld" and "global" in opcode
         leaves = opcode[0] in ("bra", "bar", "barrier", "ret", "exit")
-        if self.waits and (leaves or at in self.kernel.labels.values()) or load and needs:
+        if (
+            self.waits
+            and (leaves or at in self.kernel.labels.values())
+            or load
+            and needs
+        ):
             c.rounds += 1
             self.pending, self.expected, self.waits = 0, set(), False
         if load:
-            lanes = min(32, self.threads) if self.index is None else int((self.index < 32).sum())
+            lanes = (
+                min(32, self.threads)
+                if self.index is None
+                else int((self.index < 32).sum())
+            )
             bits = re.search(r"\d+", opcode[-1])[0]
             self.pending += int(bits) // 8 * lanes * len(results)
             c.bytes_in_flight = max(c.bytes_in_flight, self.pending)

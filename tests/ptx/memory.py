@@ -310,6 +310,16 @@ class Memory:
         def do(what, at):
             if not what.writable:
                 m.fail("a store to constant memory", np.ones(at.size, bool))
+            if isinstance(what, Virtual):
+                old = what.load(at, kind, 1)
+                what.store(
+                    at,
+                    (
+                        old.view(floating or kind)
+                        + values.view(floating or kind)[:, None]
+                    ).view(kind),
+                )
+                return old
             if what.writer is None:
                 what.writer = np.full(
                     what.storage.size // self.granule["global"], NOBODY, np.int64

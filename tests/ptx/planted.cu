@@ -8,12 +8,10 @@ __constant__ int constants[4];
 extern __shared__ unsigned shared[];
 
 // kGood says that the defect is mended.
-#define PLANT(name, body)                           \
-  template <bool kGood>                             \
-  __device__ void name##Body(unsigned* y) body;     \
-  extern "C" __global__ void name(unsigned* y) {    \
-    name##Body<false>(y);                           \
-  }                                                 \
+#define PLANT(name, body)                                                \
+  template <bool kGood>                                                  \
+  __device__ void name##Body(unsigned* y) body;                          \
+  extern "C" __global__ void name(unsigned* y) { name##Body<false>(y); } \
   extern "C" __global__ void name##Mended(unsigned* y) { name##Body<true>(y); }
 
 PLANT(Bounds, { y[threadIdx.x + (kGood ? 0 : 1)] = 1; })
@@ -97,9 +95,7 @@ PLANT(InstructionRace, {
   y[threadIdx.x] = shared[kGood ? threadIdx.x : threadIdx.x / 2];
 })
 
-PLANT(GlobalRace, {
-  y[kGood ? threadIdx.x : threadIdx.x / 2] = threadIdx.x;
-})
+PLANT(GlobalRace, { y[kGood ? threadIdx.x : threadIdx.x / 2] = threadIdx.x; })
 
 PLANT(ReadOnly, {
   y[threadIdx.x] = threadIdx.x;
@@ -110,7 +106,8 @@ PLANT(ReadOnly, {
 })
 
 PLANT(Constant, {
-  if (!kGood) asm volatile("st.u32 [%0], 1;" ::"l"(constants + threadIdx.x % 4));
+  if (!kGood)
+    asm volatile("st.u32 [%0], 1;" ::"l"(constants + threadIdx.x % 4));
   y[threadIdx.x] = constants[threadIdx.x % 4];
 })
 

@@ -97,7 +97,13 @@ class Host:
 
     def __init__(self, library):
         self._library = ctypes.CDLL(str(library))
-        for name in ("permute", "index_select", "index_add", "recorded_launches"):
+        for name in (
+            "permute",
+            "permute_family",
+            "index_select",
+            "index_add",
+            "recorded_launches",
+        ):
             getattr(self._library, name).restype = ctypes.c_char_p
         lines = subprocess.run(
             ["nm", "--defined-only", library],
@@ -106,6 +112,13 @@ class Host:
             text=True,
         ).stdout.splitlines()
         self._names = {int(a, 16): plain(n) for a, _, n in map(str.split, lines)}
+
+    def family(self, shape, axes, itemsize):
+        """The kernel of a permute, and the widths of its accesses."""
+        said = self._library.permute_family(
+            *dims(shape, axes), ctypes.c_int64(itemsize), 16
+        ).decode()
+        return " ".join(said.split()[:4])
 
     def launches(self, function, *arguments):
         """[(kernel, blocks, threads, shared bytes, arguments)] of what a function does."""

@@ -51,6 +51,15 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess ? "no error" : "invalid configuration argument";
 }
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 132;
+  return cudaSuccess;
+}
 
 namespace emulation {
 
@@ -124,10 +133,9 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
     const std::tuple<Params...> values(args...);
     std::apply(
         [&](const auto&... value) {
-          emulation::Record(
-              *config, reinterpret_cast<const void*>(kernel),
-              {std::string(reinterpret_cast<const char*>(&value),
-                           sizeof(value))...});
+          emulation::Record(*config, reinterpret_cast<const void*>(kernel),
+                            {std::string(reinterpret_cast<const char*>(&value),
+                                         sizeof(value))...});
         },
         values);
     return cudaSuccess;

@@ -318,9 +318,9 @@ void Record(const cudaLaunchConfig_t& config, const void* kernel,
   dladdr(reinterpret_cast<const void*>(&Record), &library);
   const auto offset = reinterpret_cast<uintptr_t>(kernel) -
                       reinterpret_cast<uintptr_t>(library.dli_fbase);
-  for (uint64_t n : {uint64_t{offset}, uint64_t{config.gridDim.x},
-                     uint64_t{config.blockDim.x},
-                     uint64_t{config.dynamicSmemBytes}}) {
+  for (uint64_t n :
+       {uint64_t{offset}, uint64_t{config.gridDim.x},
+        uint64_t{config.blockDim.x}, uint64_t{config.dynamicSmemBytes}}) {
     recorded += std::to_string(n) + " ";
   }
   for (const std::string& arg : args) {
