@@ -112,6 +112,39 @@ def available(platform: str) -> bool:
     return True
 
 
+@functools.cache  # of each message
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+@functools.cache
+def usable(platform: str) -> bool:
+    """Whether the devices that are here run our kernels; where none is, any may.
+
+    Asked when a program is compiled, as XLA has woken the driver by then. If not, a
+    warning has said why.
+
+    Args:
+      platform: jax's name of it.
+    """
+    if platform != "cuda" or (native := module(platform)) is None:
+        return True
+    if why := native.why_unusable():
+        _warn_once(
+            f"jax_layout: {why} is needed. Every operator falls back to plain "
+            "jax.lax on GPUs: same results, no kernels."
+        )
+    return not why
+
+
+def warn_not_built(platform: str) -> None:
+    """Says once that there are no kernels for a platform that a program is for."""
+    _warn_once(
+        f"jax_layout is built without kernels for {platform}: every operator falls "
+        "back to plain jax.lax there, with the same results."
+    )
+
+
 def register_handler(target: str, handler: Any, platform: str) -> None:
     """Registers one handler for a platform, by jax's name of it."""
     jax.ffi.register_ffi_target(target, handler, platform=_BACKENDS[platform][1])
@@ -124,7 +157,12 @@ def gemm_methods(platform: str, attributes: Mapping[str, Any]) -> list[str]:
       platform: jax's name of it.
       attributes: of the FFI call.
     """
-    return module(platform).gemm_methods(**_plain(attributes))
+    plain = _plain(attributes)
+    native = module(platform)
+    if why := native.gemm_obstacle(**plain):
+        _warn_once(f"{why} Such products fall back to plain jax.lax.")
+        return []
+    return native.gemm_methods(**plain)
 
 
 def conv_plan(platform: str, attributes: Mapping[str, Any]) -> dict[str, Any]:

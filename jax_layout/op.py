@@ -193,10 +193,15 @@ def define(op: Op, handlers: Mapping[str, Any] | None = None) -> Callable[..., A
         ours = handlers is None and _backends.available(platform)
         if ours or platform in (handlers or {}):
             rule = functools.partial(_lower, op, apply, fallback, platform)
+            if ours:
+                rule = functools.partial(_lower_if_usable, rule, fallback, platform)
             # What operands come from differs between equal equations.
             mlir.register_lowering(
                 primitive, rule, platform=platform, cacheable=not op.layouts
             )
+        elif handlers is None and _backends.module(platform) is None:
+            rule = functools.partial(_lower_without, fallback, platform)
+            mlir.register_lowering(primitive, rule, platform=platform)
     _compat.needs_devices_to_lower(primitive)
 
     jvp = op.jvp
@@ -310,6 +315,29 @@ def _multilinear_jvp(
         if not isinstance(tangent, ad.Zero)
     ]
     return out, functools.reduce(ad.add_jaxvals, terms)
+
+
+def _lower_if_usable(
+    rule: Callable[..., Any],
+    fallback: Callable[..., Any],
+    platform: str,
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    **params: Any,
+) -> Any:
+    chosen = rule if _backends.usable(platform) else fallback
+    return chosen(ctx, *operands, **params)
+
+
+def _lower_without(
+    fallback: Callable[..., Any],
+    platform: str,
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    **params: Any,
+) -> Any:
+    _backends.warn_not_built(platform)
+    return fallback(ctx, *operands, **params)
 
 
 def _lower(

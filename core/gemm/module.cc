@@ -61,19 +61,34 @@ nb::object Plan(const std::string& spec, const std::vector<int64_t>& a,
   return Checked(status, d);
 }
 
-std::vector<std::string> Methods(
-    const std::string& spec, const std::vector<int64_t>& a,
-    const std::vector<int64_t>& b, const std::string& operand_type,
-    const std::string& result_type, const std::vector<double>& alpha,
-    const std::vector<double>& beta, const std::string& activation,
-    const std::string& derivative, bool bias, bool aux, bool sums, bool tf32,
-    int64_t scales, const std::string& method) {
-  GemmProblem problem;
-  const Status status = MakeGemmProblem(
-      {spec, a, b, operand_type, result_type, alpha, beta, activation,
-       derivative, bias, aux, sums, tf32, scales, method},
-      &problem);
-  return status.ok() ? GemmMethods(problem) : std::vector<std::string>();
+std::string Obstacle(const GemmProblem& problem) {
+  return GemmMethods(problem).empty() ? "" : GemmObstacle(problem);
+}
+
+// A question about the problem that the attributes of the FFI target name.
+template <typename Answer>
+void Ask(nb::module_& m, const char* name, Answer (*ask)(const GemmProblem&),
+         const char* doc) {
+  m.def(
+      name,
+      [ask](const std::string& spec, const std::vector<int64_t>& a,
+            const std::vector<int64_t>& b, const std::string& operand_type,
+            const std::string& result_type, const std::vector<double>& alpha,
+            const std::vector<double>& beta, const std::string& activation,
+            const std::string& derivative, bool bias, bool aux, bool sums,
+            bool tf32, int64_t scales, const std::string& method) {
+        GemmProblem problem;
+        const Status status = MakeGemmProblem(
+            {spec, a, b, operand_type, result_type, alpha, beta, activation,
+             derivative, bias, aux, sums, tf32, scales, method},
+            &problem);
+        return status.ok() ? ask(problem) : Answer();
+      },
+      nb::arg("spec"), nb::arg("a_shape"), nb::arg("b_shape"),
+      nb::arg("operand_type"), nb::arg("result_type"), nb::arg("alpha"),
+      nb::arg("beta"), nb::arg("activation"), nb::arg("derivative"),
+      nb::arg("bias"), nb::arg("aux"), nb::arg("sums"), nb::arg("tf32"),
+      nb::arg("scales"), nb::arg("method") = "", doc);
 }
 
 void Extend(void* module) {
@@ -84,13 +99,11 @@ void Extend(void* module) {
   m.def("gemm_plan", &Plan,
         "MakeGemmPlan: a dict, or None if the contraction does not run in "
         "place.");
-  m.def("gemm_methods", &Methods, nb::arg("spec"), nb::arg("a_shape"),
-        nb::arg("b_shape"), nb::arg("operand_type"), nb::arg("result_type"),
-        nb::arg("alpha"), nb::arg("beta"), nb::arg("activation"),
-        nb::arg("derivative"), nb::arg("bias"), nb::arg("aux"), nb::arg("sums"),
-        nb::arg("tf32"), nb::arg("scales"), nb::arg("method") = "",
-        "Which of this backend's methods compute the problem that the "
-        "attributes of the FFI target name: the one that runs it first.");
+  Ask(m, "gemm_methods", &GemmMethods,
+      "Which of this backend's methods compute it: the one that runs it "
+      "first.");
+  Ask(m, "gemm_obstacle", &Obstacle,
+      "Why this machine does not compute what they would, or an empty string.");
 }
 
 const ModuleExtension extension(Extend);

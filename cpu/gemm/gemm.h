@@ -27,6 +27,9 @@ bool GemmSupported(DType operands, DType result);
 // The kernels and libraries that support a problem, the one that runs it first.
 std::vector<std::string> GemmMethods(const GemmProblem& problem);
 
+// What stands in the way of those on this machine: nothing.
+inline std::string GemmObstacle(const GemmProblem&) { return ""; }
+
 // All of them.
 std::vector<std::string> GemmMethodNames();
 

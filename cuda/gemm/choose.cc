@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "core/arithmetic.h"
+#include "cuda/device.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda/gemm/types.h"
 
@@ -246,6 +247,15 @@ std::vector<std::string> GemmMethods(const GemmProblem& problem) {
        (plan.k | plan.n | plan.a.ld | plan.b.ld | plan.y.ld) % 4 == 0);
   if (!fits || !Refusal(problem).empty()) return {};
   return {"cuBLASLt"};
+}
+
+std::string GemmObstacle(const GemmProblem& problem) {
+  if (!HasDevices()) return "";
+  constexpr int64_t kWorkspace = 32 << 20;
+  GemmKernel kernel;
+  Status status = ChooseGemmKernel(problem, &kernel);
+  if (status.ok()) status = TryGemm(kernel, kWorkspace);
+  return status.message;
 }
 
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel) {

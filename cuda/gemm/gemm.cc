@@ -31,7 +31,8 @@ Status CudaStatus(cudaError_t error) {
 }
 
 // What the heuristic's answer depends on, beyond the problem. Alignments are
-// powers of two, 256 at most, that divide the address of every matrix.
+// powers of two that divide the address of every matrix, 16 at most: no access
+// is wider, and another answer for better ones would be other bits.
 struct LaunchKey {
   int device = 0;
   int64_t batch = 1;
@@ -43,7 +44,7 @@ struct LaunchKey {
 uint32_t Alignment(const void* buffer, int64_t bytes,
                    const std::vector<GemmLoop>& loops,
                    int64_t GemmLoop::* stride) {
-  uintptr_t bits = reinterpret_cast<uintptr_t>(buffer) | 256;
+  uintptr_t bits = reinterpret_cast<uintptr_t>(buffer) | 16;
   for (const GemmLoop& loop : loops) {
     bits |= static_cast<uintptr_t>(loop.*stride * bytes);
   }
@@ -68,6 +69,7 @@ struct Launch {
   lt::Layout c = nullptr;  // of an 8-bit result, which has no addend; else y
   lt::Algorithm algorithm = {};
   bool provisional = false;  // the first of several, which were not timed
+  bool trial = false;        // asked for, but not to be run
   std::mutex pointers;       // held while those in `operation` count
 
   Launch() = default;
@@ -317,7 +319,8 @@ Status ChooseAlgorithm(const GemmKernel& kernel, const GemmBuffers& buffers,
     return Status::Ok();
   }
   int candidates = GemmCandidates();
-  if (candidates > 1 && IsCaptured(stream)) {  // what is captured does not run
+  // What is captured does not run.
+  if (candidates > 1 && (launch->trial || IsCaptured(stream))) {
     candidates = 1;
     launch->provisional = true;
   }
@@ -336,9 +339,15 @@ Status ChooseAlgorithm(const GemmKernel& kernel, const GemmBuffers& buffers,
   if (!calls.ok()) return calls.Finish(library, kernel);
   launch->algorithm = results[0].algorithm;
   if (candidates == 1) return status;
-  status =
-      TimeAlgorithms(kernel, buffers, results.data(), returned, stream, launch);
-  return status.ok() ? KeepGemmChoice(name, launch->algorithm) : status;
+  // A product that cannot be timed, or its choice not be kept, still runs.
+  if (TimeAlgorithms(kernel, buffers, results.data(), returned, stream, launch)
+          .ok()) {
+    (void)KeepGemmChoice(name, launch->algorithm);
+  } else {
+    (void)cudaGetLastError();
+    launch->algorithm = results[0].algorithm;
+  }
+  return status;
 }
 
 // Fills in all but the key.
@@ -484,6 +493,37 @@ class GemmLaunches {
   std::mutex mutex_;
   std::list<Launch> launches_;
 };
+
+Status TryGemm(const GemmKernel& kernel, int64_t workspace_bytes) {
+  const GemmProblem& problem = kernel.problem;
+  if (kernel.work == GemmKernel::kFill || problem.plan.m == 0 ||
+      problem.plan.n == 0 || problem.plan.Steps() == 0) {
+    return Status::Ok();
+  }
+  // Addresses that nothing reads, aligned as XLA's are.
+  void* const there = reinterpret_cast<void*>(uintptr_t{1} << 20);
+  GemmBuffers buffers = {};
+  buffers.a = buffers.b = buffers.y = there;
+  if (problem.bias) buffers.bias = there;
+  if (problem.aux || problem.derivative != Activation::kNone) {
+    buffers.aux = there;
+  }
+  if (problem.sums) buffers.sums = there;
+  Launch launch;
+  launch.trial = true;
+  Status status = CudaStatus(cudaGetDevice(&launch.key.device));
+  if (!status.ok()) return status;
+  const int64_t bytes = Info(problem.operands).bytes;
+  const int64_t y_bytes = Info(problem.result).bytes;
+  const auto& loops = problem.plan.loops;
+  launch.key.a = Alignment(there, bytes, loops, &GemmLoop::a_stride);
+  launch.key.b = Alignment(there, bytes, loops, &GemmLoop::b_stride);
+  launch.key.y = Alignment(there, y_bytes, loops, &GemmLoop::y_stride);
+  launch.key.vector = launch.key.aux = launch.key.y;
+  launch.key.batch = kernel.piece;
+  launch.key.workspace_bytes = workspace_bytes;
+  return MakeLaunch(kernel, buffers, nullptr, &launch);
+}
 
 std::shared_ptr<GemmLaunches> NoGemmLaunches() {
   return std::make_shared<GemmLaunches>();

@@ -80,6 +80,14 @@ std::vector<std::string> GemmMethods(const GemmProblem& problem);
 
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel);
 
+// Whether cuBLASLt computes it on the current device: asks its heuristic, as
+// the first call does. An error names what is missing.
+Status TryGemm(const GemmKernel& kernel, int64_t workspace_bytes);
+
+// The same of a problem, with the workspace that products get; nothing to say
+// where there is no device, for which cuBLASLt is not asked.
+std::string GemmObstacle(const GemmProblem& problem);
+
 // Enqueues the GEMM. Neither allocates on the device nor waits for it. The
 // first call per device, alignment and workspace runs the heuristic, which does
 // not touch the stream and is allowed while the stream is captured. Where

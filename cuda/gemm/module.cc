@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Python tells the CUDA GEMM.
+// What Python tells the CUDA GEMM, and asks of the machine.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
 #include <string>
 
 #include "core/registry.h"
+#include "cuda/device.h"
 #include "cuda/gemm/tuning.h"
 
 namespace nb = nanobind;
@@ -24,6 +25,8 @@ void Extend(void* module) {
       },
       nb::arg("path"), nb::arg("candidates"),
       "TuneGemms: path \"\" for choices that last as long as the process.");
+  m.def("why_unusable", &WhyUnusable,
+        "Why kernels cannot run on the devices here, or an empty string.");
 }
 
 const ModuleExtension extension(Extend);

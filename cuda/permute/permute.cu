@@ -101,9 +101,18 @@ struct Launcher {
   template <typename UInt>
   Status operator()(const RowsParams<UInt>& p) const {
     const auto launch = [&]<int kUnit>(std::integral_constant<int, kUnit>) {
-      return Launch(p.length.divisor < kLongRow ? RowsKernel<kUnit, UInt, false>
-                                                : RowsKernel<kUnit, UInt, true>,
-                    RowsBlocks(p), p.threads, 0, p, x, y, stream);
+      if (p.length.divisor >= kLongRow) {
+        return Launch(RowsKernel<kUnit, UInt, true>, RowsBlocks(p), p.threads,
+                      0, p, x, y, stream);
+      }
+      // Rows of 64 bytes have few units of 8 bytes or more; shorter ones come
+      // where tiles or boxes are too many for 32 bits, and single bytes are
+      // then too many for a launch.
+      if constexpr (kUnit >= (sizeof(UInt) == 4 ? 8 : 2)) {
+        return Launch(RowsKernel<kUnit, UInt, false>, RowsBlocks(p), p.threads,
+                      0, p, x, y, stream);
+      }
+      return Unsupported();
     };
     switch (p.unit) {
       case 1:

@@ -45,7 +45,8 @@ DEFAULT, RELU, BIAS, GELU, GELU_AUX, GELU_AUX_BIAS = 1, 2, 4, 32, 160, 164
 DGELU, BGRADB = 192, 512
 WORKSPACE = 1 << 16
 CUDA_SOURCES = [
-    f"cuda/gemm/{part}.cc" for part in ("gemm", "choose", "cublaslt", "tuning")
+    "cuda/device.cc",
+    *(f"cuda/gemm/{part}.cc" for part in ("gemm", "choose", "cublaslt", "tuning")),
 ]
 
 # A contraction, and the shapes of its operands: odd ones, then such as 8-bit
@@ -147,7 +148,14 @@ class Library:
     def __init__(self, fake, ours):
         self.fake = ctypes.CDLL(str(fake))
         self.ours = ctypes.CDLL(str(ours))
-        for name in ("OpenLibrary", "MakeKernel", "RunKernel", "TuneGemms"):
+        for name in (
+            "OpenLibrary",
+            "MakeKernel",
+            "RunKernel",
+            "TuneGemms",
+            "WhyUnusable",
+            "Obstacle",
+        ):
             getattr(self.ours, name).restype = ctypes.c_char_p
         self.not_found = self.ours.OpenLibrary(b"libno_such_thing.so").decode()
         assert self.ours.OpenLibrary(str(fake).encode()) == b""
@@ -969,6 +977,65 @@ def test_other_files_are_errors(tune, tmp_path, text):
     missing = tmp_path / "nowhere" / "gemms.json"
     assert tune(missing) == f"tune_gemms: cannot write {missing}."
     assert tune(missing, candidates=1) == ""
+
+
+def test_what_cannot_be_timed_or_kept_still_runs(library, tune, tmp_path):
+    tune(tmp_path / "gemms.json")
+    library.ours.SetWithoutMemory(1)
+    try:
+        assert multiply(library)[0] == FIRST
+    finally:
+        library.ours.SetWithoutMemory(0)
+    (tmp_path / "gone").mkdir()
+    tune(tmp_path / "gone" / "gemms.json")
+    (tmp_path / "gone").rmdir()
+    assert multiply(library)[0] == FASTEST
+
+
+# -- the machine ---------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(library):
+    yield library.ours.SetMachine
+    library.ours.SetMachine(13000, 1, 90)
+
+
+@pytest.mark.parametrize(
+    "driver, devices, capability, why",
+    [
+        (13000, 1, 90, ""),
+        (13020, 2, 80, ""),
+        (0, 0, 0, ""),  # programs are compiled for other machines
+        (12080, 1, 90, "the driver is for CUDA 12.8, where 13.0"),
+        (13000, 1, 75, "device 0 has compute capability 7.5, where 8.0"),
+        (13000, 0, 75, ""),
+    ],
+)
+def test_machines(library, machine, driver, devices, capability, why):
+    machine(driver, devices, capability)
+    assert library.ours.WhyUnusable().decode() == why
+
+
+def test_the_heuristic_is_asked_before_a_product_is_claimed(library, machine, tune):
+    """If there is a device; nothing is timed then, nor allocated."""
+    tune()
+    kernel = Kernel(library, "mk,kn->mn", (5, 7), (7, 8), F32, bias=True)
+
+    def obstacle():
+        return library.ours.Obstacle(kernel._kernel).decode()
+
+    before = library.count("matmuls")
+    assert obstacle() == ""
+    library.set("without_algorithm", 1)
+    try:
+        assert obstacle().startswith("gemm: cuBLASLt has no algorithm for m=5, n=8")
+        machine(13000, 0, 90)
+        assert obstacle() == ""
+    finally:
+        library.set("without_algorithm", 0)
+    assert library.count("matmuls") == before
+    assert library.ours.Allocated() == 0
 
 
 # -- errors --------------------------------------------------------------------

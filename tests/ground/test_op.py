@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import jax
@@ -339,6 +340,71 @@ def test_a_library_newer_than_jaxlib_is_left_out_with_one_warning(tmp_path):
     assert out.stderr.count("RuntimeWarning: jax_layout is built") == 1
     assert "for XLA FFI (0, 99), but jaxlib" in out.stderr
     assert "falls back to plain jax.lax" in out.stderr
+
+
+def lowered_for_gpus(f, *args):
+    return jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_a_machine_that_cannot_run_kernels_runs_lax_with_one_warning(monkeypatch):
+    """A driver that is too old, a GPU before Ampere: as the native module says."""
+
+    class Native:
+        why = ""
+        why_unusable = classmethod(lambda native: native.why)
+
+    monkeypatch.setattr(_backends, "module", lambda platform: Native)
+    monkeypatch.setattr(_backends, "available", lambda platform: True)
+    double = jl.define(
+        jl.Op(
+            name="doubled_on_gpus",
+            lax=lambda x: x + x,
+            kernel=lambda platform, x: jl.Kernel({}),
+        )
+    )
+    x = np.ones(8, np.float32)
+    assert "@jax_layout_doubled_on_gpus" in lowered_for_gpus(double, x)
+    Native.why = "the driver is for CUDA 12.8, where 13.0"
+    _backends.usable.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match="CUDA 12.8, where 13.0 is needed"):
+            assert "jax_layout" not in lowered_for_gpus(lambda x: double(x), x)
+        with warnings.catch_warnings(action="error"):
+            assert "jax_layout" not in lowered_for_gpus(lambda x: 1 + double(x), x)
+    finally:
+        _backends.usable.cache_clear()
+
+
+def test_a_product_that_the_machine_lacks_runs_lax_with_one_warning(monkeypatch):
+    class Native:
+        gemm_obstacle = staticmethod(lambda **_: "gemm: cannot load cuBLASLt: gone.")
+        gemm_methods = staticmethod(lambda **_: ["cuBLASLt"])
+
+    monkeypatch.setattr(_backends, "module", lambda platform: Native)
+    with pytest.warns(RuntimeWarning, match="cannot load cuBLASLt: gone. Such products"):
+        assert _backends.gemm_methods("cuda", {}) == []
+    with warnings.catch_warnings(action="error"):
+        assert _backends.gemm_methods("cuda", {}) == []
+
+
+def test_without_kernels_for_gpus_one_warning_says_so(monkeypatch):
+    monkeypatch.setattr(
+        _backends, "module", lambda platform: None if platform == "cuda" else object()
+    )
+    monkeypatch.setattr(_backends, "available", lambda platform: False)
+    triple = jl.define(
+        jl.Op(
+            name="tripled_on_gpus",
+            lax=lambda x: 3 * x,
+            kernel=lambda platform, x: jl.Kernel({}),
+        )
+    )
+    x = np.ones(8, np.float32)
+    _backends._warn_once.cache_clear()
+    with pytest.warns(RuntimeWarning, match="built without kernels for cuda"):
+        assert "jax_layout" not in lowered_for_gpus(triple, x)
+    with warnings.catch_warnings(action="error"):
+        assert "jax_layout" not in lowered_for_gpus(lambda x: 1 + triple(x), x)
 
 
 def test_the_library_is_built_against_headers_that_old_jaxlibs_have():

@@ -225,16 +225,9 @@ def elementwise(kernel, i, f, kinds, result=None):
 def build(kernel, i):
     """The step of an instruction; one that is not known raises when it is reached."""
     try:
-        step = _build(kernel, i)
-    except (KeyError, ValueError, IndexError) as error:
-        step, why = None, repr(error)
-    if step is not None:
-        return step
-
-    def unknown(m):
-        m.fail("an instruction that this machine does not know")
-
-    return unknown
+        return _build(kernel, i)
+    except (KeyError, ValueError, IndexError):
+        return lambda m: m.fail("an instruction that this machine does not know")
 
 
 def _build(kernel, i):
@@ -340,13 +333,8 @@ def load(kernel, i, rest, kind):
     if space == "param":
 
         def parameter(m):
-            at, memory = where(m), m.memory
-            _, at = (
-                memory.place("", at, kind.itemsize * count)[0:2]
-                if at.size > 1
-                else (0, memory.place("", m_one(at, m), kind.itemsize * count)[1][:1])
-            )
-            values = memory.parameters.load(at, kind, count)
+            at = where(m).view(np.int64)
+            values = m.memory.parameter(at, kind, count)
             for c, write in enumerate(writes):
                 write(m, np.ascontiguousarray(values[:, c]))
 
@@ -365,10 +353,6 @@ def load(kernel, i, rest, kind):
             write(m, np.ascontiguousarray(values[:, c]))
 
     return step
-
-
-def m_one(at, m):
-    return at
 
 
 def store(kernel, i, rest, kind):
@@ -397,10 +381,9 @@ def atomic(kernel, i, rest, kind):
         reader(kernel, operands[2], unsigned(kind)),
     )
     write = writer(kernel, operands[0])
-    floating = kind if kind.kind == "f" else None
 
     def step(m):
-        write(m, m.memory.add(m.spread(where(m)), m.spread(read(m)), floating))
+        write(m, m.memory.add(m.spread(where(m)), m.spread(read(m)), kind))
 
     return step
 

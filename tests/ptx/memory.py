@@ -3,7 +3,7 @@
 
 import numpy as np
 
-SLOT = 44  # a pointer's bits below the number of what it points into
+SLOT = 48  # a pointer's bits below the number of what it points into
 PARAMETERS, CONSTANTS, LOCAL, SHARED = 1, 2, 3, 4  # slots; buffers have others
 NOBODY, SEVERAL, ATOMIC = -1, -2, -3  # for a thread's number
 
@@ -65,6 +65,9 @@ class Buffer:
         if stores:
             self.writer[where] = thread[:, None]
         return ((by != NOBODY) & (by != thread[:, None])).any(1)
+
+    def touched(self, at, granule):
+        return self.writer[at // granule] != NOBODY
 
 
 class Virtual:
@@ -175,12 +178,10 @@ class Memory:
             else np.full(m.size(), address[0], np.int64)
         )
         if space == "":
-            slots = np.unique(address >> SLOT)
-            space = {(SHARED,): "shared", (LOCAL,): "local"}.get(
-                tuple(slots.tolist()), "global"
-            )
+            slot = int(address[0]) >> SLOT
+            space = {SHARED: "shared", LOCAL: "local"}.get(slot, "global")
             if space != "global":
-                address = address & ((1 << SLOT) - 1)
+                address = address - (slot << SLOT)
         if space in ("shared", "local"):
             size, row = (
                 (self.shared_size, self.row)
@@ -202,148 +203,97 @@ class Memory:
         at = address - (slot << SLOT)
         outside = (at < buffer.offset) | (at + width > buffer.offset + buffer.size)
         if outside.any():
-            return None, outside
-        return buffer, at
-
-    def access(self, space, address, width, do):
-        """do(buffer, places) for the active lanes, split where they lead elsewhere."""
-        m = self.machine
-        what, at = self.place(space, address, width)
-        if what is not None:
-            return do(what, at)
-        slots = m.spread(address) >> np.uint64(SLOT)
-        if (slots == slots[0]).all():
-            first = int(np.flatnonzero(at)[0])
-            distance = (
-                int(m.spread(address)[first]) - self.buffers[int(slots[0])].address
+            first = int(at[np.flatnonzero(outside)[0]]) - buffer.offset
+            m.fail(
+                f"an access of {width} bytes out of bounds, at byte {first}", outside
             )
-            m.fail(f"an access of {width} bytes out of bounds, at byte {distance}", at)
-        everyone, result = m.index, None
-        for slot in np.unique(slots):
-            here = slots == slot
-            m.index = np.flatnonzero(here) if everyone is None else everyone[here]
-            part = self.access(space, m_address := m_spread(address, here), width, do)
-            m.index = everyone
-            if part is not None:
-                result = (
-                    np.empty((slots.size, part.shape[1]), part.dtype)
-                    if result is None
-                    else result
-                )
-                result[here] = part
-        return result
+        return buffer, at
 
     # Accesses; values are (lanes, count).
 
+    def parameter(self, address, kind, count):
+        at = address - (PARAMETERS << SLOT)
+        if (
+            outside := (at < 0) | (at + kind.itemsize * count > self.parameters.size)
+        ).any():
+            self.machine.fail("an access out of the kernel's parameters", outside)
+        return self.parameters.load(at, kind, count)
+
     def load(self, space, address, kind, count, read_only=False):
-        width = kind.itemsize * count
-        m = self.machine
-
-        def do(what, at):
-            if isinstance(what, str):
-                if what == "shared":
-                    self.shared_load(at, width)
-                store = self.shared if what == "shared" else self.local
-                return store.view(kind).reshape(-1, count)[at // width]
-            if what is not self.parameters:
-                others = what.others(
-                    at, width, self.granule["global"], self.numbers(), False
-                )
-                if others is not None and others.any():
-                    m.fail("a race: another thread stored this", others)
-                if (
-                    read_only
-                    and what.writer is not None
-                    and self.stored_here(what, at, width).any()
-                ):
-                    m.fail(
-                        "a read-only load of what this kernel stored",
-                        self.stored_here(what, at, width),
-                    )
-                self.count("loaded", what, at, width)
-            return what.load(at, kind, count)
-
-        return self.access(space, address, width, do)
+        m, width = self.machine, kind.itemsize * count
+        what, at = self.place(space, address, width)
+        if isinstance(what, str):
+            if what == "shared":
+                self.shared_load(at, width)
+            bytes_of = self.shared if what == "shared" else self.local
+            return bytes_of.view(kind).reshape(-1, count)[at // width]
+        others = what.others(at, width, self.granule["global"], self.numbers(), False)
+        if others is not None and others.any():
+            m.fail("a race: another thread stored this", others)
+        if (
+            read_only
+            and others is not None
+            and what.touched(at, self.granule["global"]).any()
+        ):
+            m.fail("a read-only load of what this kernel stored")
+        self.count("loaded", what, at, width)
+        return what.load(at, kind, count)
 
     def store(self, space, address, values):
-        width = values.dtype.itemsize * values.shape[1]
-        m = self.machine
-
-        def do(what, at):
-            nonlocal values
-            mine = (
+        m, width = self.machine, values.dtype.itemsize * values.shape[1]
+        what, at = self.place(space, address, width)
+        values = np.broadcast_to(values, (at.size, values.shape[1]))
+        if isinstance(what, str):
+            if what == "shared":
+                self.shared_store(at, width)
+            bytes_of = self.shared if what == "shared" else self.local
+            bytes_of.view(values.dtype).reshape(-1, values.shape[1])[at // width] = (
                 values
-                if values.shape[0] == at.size
-                else np.broadcast_to(values, (at.size, values.shape[1]))
             )
-            if isinstance(what, str):
-                if what == "shared":
-                    self.shared_store(at, width)
-                store = self.shared if what == "shared" else self.local
-                store.view(mine.dtype).reshape(-1, mine.shape[1])[at // width] = mine
-                return
-            if not what.writable:
-                m.fail("a store to constant memory", np.ones(at.size, bool))
-            others = what.others(
-                at, width, self.granule["global"], self.numbers(), True
+            return
+        if not what.writable:
+            m.fail("a store to constant memory")
+        others = what.others(at, width, self.granule["global"], self.numbers(), True)
+        # To store what another thread stored is none: tiles may overlap.
+        raced = np.zeros(at.size, bool)
+        if others is not None and others.any():
+            raced = others & (
+                what.load(at, values.dtype, values.shape[1]) != values
+            ).any(1)
+        self.count("stored", what, at, width)
+        what.store(at, values)
+        if isinstance(what, Buffer):
+            raced |= (what.load(at, values.dtype, values.shape[1]) != values).any(1)
+        if raced.any():
+            m.fail("a race: another thread stored something else here", raced)
+
+    def add(self, address, values, kind):
+        """Atomic additions of a type; the old values."""
+        what, at = self.place("global", address, kind.itemsize)
+        if not what.writable:
+            self.machine.fail("a store to constant memory")
+        old = what.load(at, values.dtype, 1)[:, 0]
+        if isinstance(what, Virtual):  # a thread for each
+            what.store(
+                at, (old.view(kind) + values.view(kind)).view(values.dtype)[:, None]
             )
-            # To store what another thread stored is none: tiles may overlap.
-            raced = np.zeros(at.size, bool)
-            if others is not None and others.any():
-                raced = others & (what.load(at, mine.dtype, mine.shape[1]) != mine).any(
-                    1
-                )
-            self.count("stored", what, at, width)
-            what.store(at, mine)
-            if isinstance(what, Buffer):
-                raced |= (what.load(at, mine.dtype, mine.shape[1]) != mine).any(1)
-            if raced.any():
-                m.fail("a race: another thread stored something else here", raced)
-
-        self.access(space, address, width, do)
-
-    def add(self, address, values, floating):
-        """Atomic additions; the old values."""
-        m = self.machine
-        kind = values.dtype
-
-        def do(what, at):
-            if not what.writable:
-                m.fail("a store to constant memory", np.ones(at.size, bool))
-            if isinstance(what, Virtual):
-                old = what.load(at, kind, 1)
-                what.store(
-                    at,
-                    (
-                        old.view(floating or kind)
-                        + values.view(floating or kind)[:, None]
-                    ).view(kind),
-                )
-                return old
-            if what.writer is None:
-                what.writer = np.full(
-                    what.storage.size // self.granule["global"], NOBODY, np.int64
-                )
-            what.writer[at // self.granule["global"]] = ATOMIC
-            items = what.storage.view(floating or kind)
+        else:
+            what.others(
+                at,
+                kind.itemsize,
+                self.granule["global"],
+                np.full(at.size, ATOMIC),
+                True,
+            )
             what.stored = True
-            old = items[at // kind.itemsize]
-            np.add.at(items, at // kind.itemsize, values.view(floating or kind))
-            self.count("loaded", what, at, kind.itemsize)
-            self.count("stored", what, at, kind.itemsize)
-            return old.view(kind)[:, None]
-
-        return self.access("global", address, kind.itemsize, do)[:, 0]
+            np.add.at(what.storage.view(kind), at // kind.itemsize, values.view(kind))
+        self.count("loaded", what, at, kind.itemsize)
+        self.count("stored", what, at, kind.itemsize)
+        return old
 
     def numbers(self):
         m = self.machine
         return m.lanes(m.block_number) * 1024 + m.lanes(m.thread)
-
-    def stored_here(self, buffer, at, width):
-        where = (at // self.granule["global"])[:, None] + np.arange(
-            width // self.granule["global"]
-        )
-        return (buffer.writer[where] != NOBODY).any(1)
 
     # Shared memory: who wrote and who read since the last barrier.
 
@@ -453,7 +403,7 @@ class Memory:
                 new.reshape(-1) * width, np.flatnonzero(first.reshape(-1))
             )
             c.partial_sectors_stored += int((full < 32).sum())
-        sector = (at >> 5) | (m.lanes(m.block) << 40) | (buffer.slot % 8 << 60)
+        sector = (at >> 5) | (m.lanes(m.block) << 44) | (buffer.slot % 8 << 60)
         self.seen[what].append(np.unique(sector))
 
     def finish(self):
@@ -486,7 +436,3 @@ class Memory:
         line = m.kernel.code[m.at].line
         if extra:
             c.bank_conflicts[line] = c.bank_conflicts.get(line, 0) + extra
-
-
-def m_spread(address, here):
-    return address[here]

@@ -160,3 +160,9 @@ def run(source, architecture, launch, memory, **options):
         kernels(source, architecture)[name], blocks, threads, arguments,
         shared=shared, memory=memory, **options,
     )  # fmt: skip
+
+
+def kernel_name(name):
+    """Of a mangled name: the family and its numbers."""
+    family = re.search(r"\d([A-Z]\w*?)Kernel", name)[1]
+    return " ".join([family.lower(), *re.findall(r"L[ib](\d+)E", name)])

@@ -11,7 +11,7 @@
 #include <cstring>
 
 using cudaStream_t = struct CUstream_st*;
-enum cudaError_t { cudaSuccess = 0 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2 };
 enum cudaStreamCaptureMode {
   cudaStreamCaptureModeThreadLocal = 1,
   cudaStreamCaptureModeRelaxed = 2,
@@ -25,11 +25,37 @@ inline thread_local int relaxed = 0;  // how often it became so
 inline bool capturing = false;
 inline int allocated = 0;
 inline const int* clock = nullptr;  // milliseconds, of the fake library
+inline int driver = 13000, devices = 1, capability = 90;
+inline bool without_memory = false;
 }  // namespace fake
 
 inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 inline cudaError_t cudaGetDevice(int* device) {
   *device = fake::device;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = fake::driver;
+  return cudaSuccess;
+}
+inline cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = 13010;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = fake::devices;
+  return cudaSuccess;
+}
+enum cudaDeviceAttr {
+  cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrComputeCapabilityMinor = 76,
+};
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
+                                          int) {
+  *value = attribute == cudaDevAttrComputeCapabilityMajor
+               ? fake::capability / 10
+               : fake::capability % 10;
   return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* to, int value, size_t size,
@@ -65,6 +91,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties,
   return cudaSuccess;
 }
 inline cudaError_t cudaMalloc(void** to, size_t size) {
+  if (fake::without_memory) return cudaErrorMemoryAllocation;
   ++fake::allocated;
   *to = std::aligned_alloc(256, (size + 255) / 256 * 256);
   return cudaSuccess;
@@ -100,10 +127,6 @@ inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start,
 using cudaGraph_t = struct CUgraph_st*;
 using cudaGraphExec_t = struct CUgraphExec_st*;
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
-inline cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
-}
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t size,
                               cudaMemcpyKind) {
   std::memcpy(to, from, size);

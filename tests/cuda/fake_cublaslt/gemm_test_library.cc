@@ -4,6 +4,7 @@
 // Every function that returns text returns "" or what went wrong.
 #include <string>
 
+#include "cuda/device.h"
 #include "cuda/gemm/gemm.h"
 #include "cuda/gemm/tuning.h"
 
@@ -43,6 +44,20 @@ int Allocated() { return fake::allocated; }
 
 const char* TuneGemms(const char* path, int candidates) {
   return Text(jax_layout::TuneGemms(path, candidates));
+}
+
+void SetMachine(int driver, int devices, int capability) {
+  fake::driver = driver;
+  fake::devices = devices;
+  fake::capability = capability;
+}
+
+void SetWithoutMemory(int without) { fake::without_memory = without; }
+
+const char* WhyUnusable() { return Text({jax_layout::WhyUnusable()}); }
+
+const char* Obstacle(const jax_layout::GemmKernel* kernel) {
+  return Text({jax_layout::GemmObstacle(kernel->problem)});
 }
 
 int RelaxedCaptures() { return fake::relaxed; }
