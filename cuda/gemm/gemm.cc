@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "core/arithmetic.h"
+#include "cuda/gemm/launch_key.h"
 #include "cuda/gemm/tuning.h"
 #include "cuda/gemm/types.h"
 
@@ -28,34 +29,6 @@ void* Offset(const void* from, int64_t bytes) {
 Status CudaStatus(cudaError_t error) {
   if (error == cudaSuccess) return Status::Ok();
   return Status::Error(std::string("gemm: ") + cudaGetErrorString(error) + ".");
-}
-
-// What the heuristic's answer depends on, beyond the problem. Alignments are
-// powers of two that divide the address of every matrix, 16 at most: no access
-// is wider, and another answer for better ones would be other bits.
-struct LaunchKey {
-  int device = 0;
-  int64_t batch = 1;
-  uint32_t a = 0, b = 0, y = 0, vector = 0, aux = 0;
-  int64_t workspace_bytes = 0;
-  bool operator==(const LaunchKey&) const = default;
-};
-
-uint32_t Alignment(const void* buffer, int64_t bytes,
-                   const std::vector<GemmLoop>& loops,
-                   int64_t GemmLoop::* stride) {
-  uintptr_t bits = reinterpret_cast<uintptr_t>(buffer) | 16;
-  for (const GemmLoop& loop : loops) {
-    bits |= static_cast<uintptr_t>(loop.*stride * bytes);
-  }
-  return static_cast<uint32_t>(bits & -bits);
-}
-
-// An address near a buffer, unless there is none, that is aligned no better.
-const void* Example(const void* buffer, uint32_t alignment) {
-  if (buffer == nullptr) return nullptr;
-  const uintptr_t page = reinterpret_cast<uintptr_t>(buffer) & -uintptr_t{512};
-  return reinterpret_cast<const void*>(page | alignment);
 }
 
 // What cublasLtMatmul is called with, but for pointers. a and b are ours: the
@@ -136,11 +109,6 @@ class RelaxedCapture {
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
-
-// The vector that an epilogue reads (bias) or writes (sums).
-const void* Vector(const GemmBuffers& buffers) {
-  return buffers.sums != nullptr ? buffers.sums : buffers.bias;
-}
 
 void SetPointers(const lt::Library& library, const void* vector,
                  const void* aux, const GemmBuffers& scales,
@@ -504,24 +472,18 @@ Status TryGemm(const GemmKernel& kernel, int64_t workspace_bytes) {
   void* const there = reinterpret_cast<void*>(uintptr_t{1} << 20);
   GemmBuffers buffers = {};
   buffers.a = buffers.b = buffers.y = there;
+  const bool aux = problem.aux || problem.derivative != Activation::kNone;
   if (problem.bias) buffers.bias = there;
-  if (problem.aux || problem.derivative != Activation::kNone) {
-    buffers.aux = there;
-  }
   if (problem.sums) buffers.sums = there;
+  if (aux) buffers.aux = there;
+  buffers.workspace_bytes = workspace_bytes;
+  int device = 0;
+  Status status = CudaStatus(cudaGetDevice(&device));
+  if (!status.ok()) return status;
   Launch launch;
   launch.trial = true;
-  Status status = CudaStatus(cudaGetDevice(&launch.key.device));
-  if (!status.ok()) return status;
-  const int64_t bytes = Info(problem.operands).bytes;
-  const int64_t y_bytes = Info(problem.result).bytes;
-  const auto& loops = problem.plan.loops;
-  launch.key.a = Alignment(there, bytes, loops, &GemmLoop::a_stride);
-  launch.key.b = Alignment(there, bytes, loops, &GemmLoop::b_stride);
-  launch.key.y = Alignment(there, y_bytes, loops, &GemmLoop::y_stride);
-  launch.key.vector = launch.key.aux = launch.key.y;
+  launch.key = MakeKey(problem, buffers, device);
   launch.key.batch = kernel.piece;
-  launch.key.workspace_bytes = workspace_bytes;
   return MakeLaunch(kernel, buffers, nullptr, &launch);
 }
 
@@ -563,15 +525,10 @@ Status Gemm(const GemmKernel& kernel, const GemmBuffers& given,
     take_workspace(zeros);
   }
 
-  LaunchKey key;
-  Status status = CudaStatus(cudaGetDevice(&key.device));
+  int device = 0;
+  Status status = CudaStatus(cudaGetDevice(&device));
   if (!status.ok()) return status;
-  key.a = Alignment(buffers.a, bytes, plan.loops, &GemmLoop::a_stride);
-  key.b = Alignment(buffers.b, bytes, plan.loops, &GemmLoop::b_stride);
-  key.y = Alignment(buffers.y, y_bytes, plan.loops, &GemmLoop::y_stride);
-  key.vector = Alignment(Vector(buffers), y_bytes, {}, &GemmLoop::y_stride);
-  key.aux = Alignment(buffers.aux, y_bytes, plan.loops, &GemmLoop::y_stride);
-  key.workspace_bytes = buffers.workspace_bytes;
+  LaunchKey key = MakeKey(problem, buffers, device);
 
   // Held over the first launch too, which may load the kernel.
   std::optional<RelaxedCapture> relaxed;

@@ -106,13 +106,13 @@ struct Launcher {
                       0, p, x, y, stream);
       }
       // Rows of 64 bytes have few units of 8 bytes or more; shorter ones come
-      // where tiles or boxes are too many for 32 bits, and single bytes are
-      // then too many for a launch.
+      // where tiles or boxes are too many for 32 bits.
       if constexpr (kUnit >= (sizeof(UInt) == 4 ? 8 : 2)) {
         return Launch(RowsKernel<kUnit, UInt, false>, RowsBlocks(p), p.threads,
                       0, p, x, y, stream);
       }
-      return Unsupported();
+      return Status::Error(
+          "permute: x is too large for one launch, in single bytes.");
     };
     switch (p.unit) {
       case 1:

@@ -25,6 +25,12 @@ struct Tile {
                                : kSide < 8          ? 8 / kSide
                                                     : 1;
   static constexpr int kSharedBytes = kEdge * kEdge * kElement;
+  // Blocks of a multiprocessor, whose registers they share: as many as leave a
+  // thread enough for its loads. Left to itself, the compiler spills some.
+  static constexpr int kBlocks = (kSide >= 8     ? 640
+                                  : kVector < 16 ? 768
+                                                 : 1280) /
+                                 kThreads;
   static_assert(kColumns * kColumns % kThreads == 0 && kPatches % kHeld == 0);
   // Rows of shared memory are whole multiples of its 32 banks, which the
   // swizzle below relies on.
@@ -171,13 +177,14 @@ __device__ inline void StoreTile(char* y, int64_t y_row, int64_t i_left,
 
 // Launch: 1-D, one block per kEdge x kEdge tile; tiles along i (contiguous in
 // y) come first, then along j (contiguous in x), then slices. 64-bit corners,
-// and a 64-bit row stride inside. One block is all that is asked of a
-// multiprocessor: the compiler would rather have more than keep the loads of a
-// thread in registers, and spill some.
+// and a 64-bit row stride inside.
+// clang-format off
 template <int kElement, int kVector, int kEdge, int kThreads>
-__global__ __launch_bounds__(kThreads, 1) void TileKernel(
-    const __grid_constant__ TileParams p, const char* __restrict__ x,
-    char* __restrict__ y) {
+__global__ __launch_bounds__(
+    kThreads, Tile<kElement, kVector, kEdge, kThreads>::kBlocks)
+void TileKernel(const __grid_constant__ TileParams p,
+                const char* __restrict__ x, char* __restrict__ y) {
+  // clang-format on
   using T = Tile<kElement, kVector, kEdge, kThreads>;
   uint32_t rest = p.i_tiles.Quotient(blockIdx.x);
   const int64_t i =

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import threading
 
@@ -759,15 +760,13 @@ def test_alignment_is_part_of_the_key(library, dtype):
     y, bias = numbers(2, (5, 16), dtype), numbers(3, (16,), dtype)
     names = ["a", "b", "y"] + (["bias", "aux"] if floats else [])
     # Twice the same, then other addresses of the same alignment.
-    for name, offset in itertools.product(names, (step, 16, 32)):
+    for name, offset in itertools.product(names, sorted({step, 16})):
         before = library.count("heuristics")
         for twice in (1, 1, 3):
             check(kernel, a, b, y, bias, offsets={name: offset * twice})
-        assert library.count("heuristics") == before + 1
-    before = library.count("heuristics")
-    for name in names:
-        check(kernel, a, b, y, bias, offsets={name: 256})
-    assert library.count("heuristics") == before + 1
+        # All is alike from 16 bytes on, so that what XLA gives has one answer.
+        new = offset < 16 or name == names[0]
+        assert library.count("heuristics") == before + new
 
 
 def test_strides_limit_the_alignment(library):
@@ -988,7 +987,7 @@ def test_what_cannot_be_timed_or_kept_still_runs(library, tune, tmp_path):
         library.ours.SetWithoutMemory(0)
     (tmp_path / "gone").mkdir()
     tune(tmp_path / "gone" / "gemms.json")
-    (tmp_path / "gone").rmdir()
+    shutil.rmtree(tmp_path / "gone")
     assert multiply(library)[0] == FASTEST
 
 

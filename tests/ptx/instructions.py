@@ -43,11 +43,7 @@ def constant(text, kind):
         bits = np.array([int(text[2:], 16)], f"u{(len(text) - 2) // 2}")
         return cast(bits, kind)
     value = int(text.rstrip("U"), 0) & ((1 << 8 * kind.itemsize) - 1)
-    return (
-        np.array([value]).astype(unsigned(kind)).view(kind)
-        if value < 1 << 63
-        else np.array([value], np.uint64).view(kind)
-    )
+    return np.array([value], np.uint64).astype(unsigned(kind)).view(kind)
 
 
 def reader(kernel, text, kind):
@@ -173,11 +169,13 @@ def bfi(a, b, position, length):
     return b & ~mask | shift(operator.lshift)(a, position & 255) & mask
 
 
-def funnel(left):
+def funnel(side, mode):
     def do(low, top, by):
-        wide = (top.astype(np.uint64) << np.uint64(32)) | low
-        by = by.astype(np.uint64)
-        return (wide << by >> np.uint64(32) if left else wide >> by).astype(np.uint32)
+        both = (top.astype(np.uint64) << np.uint64(32)) | low
+        by = (by & 31 if mode == "wrap" else np.minimum(by, 32)).astype(np.uint64)
+        return (both << by >> np.uint64(32) if side == "l" else both >> by).astype(
+            np.uint32
+        )
 
     return do
 
@@ -189,7 +187,6 @@ SIMPLE = {
     "shl": shift(operator.lshift), "shr": shift(operator.rshift), "mov": np.array,
     "prmt": prmt, "lop3": lop3, "bfe": bfe, "bfi": bfi,
     "popc": lambda a: np.bitwise_count(a).astype(np.uint32),
-    "rem": np.fmod,
 }  # fmt: skip
 COMPARE = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
@@ -207,19 +204,11 @@ def fused(a, b, c):
     return (a.astype("f8") * b.astype("f8") + c.astype("f8")).astype("f4")
 
 
-def elementwise(kernel, i, f, kinds, result=None):
-    reads = [
-        reader(kernel, text, kind)
-        for text, kind in zip(i.operands[1:], kinds, strict=True)
-    ]
+def elementwise(kernel, i, f, *kinds):
+    operands = zip(i.operands[1:], kinds, strict=True)
+    reads = [reader(kernel, text, kind) for text, kind in operands]
     write = writer(kernel, i.operands[0])
-    if len(reads) == 1:
-        (a,) = reads
-        return lambda m: write(m, f(a(m)))
-    if len(reads) == 2:
-        a, b = reads
-        return lambda m: write(m, f(a(m), b(m)))
-    return lambda m: write(m, f(*(r(m) for r in reads)))
+    return lambda m: write(m, f(*[read(m) for read in reads]))
 
 
 def build(kernel, i):
@@ -233,76 +222,39 @@ def build(kernel, i):
 def _build(kernel, i):
     name, *rest = i.opcode
     kind = TYPES.get(rest[-1]) if rest else None
-    if name in ("bra", "ret", "exit", "bar", "barrier"):
-        return lambda m: None
-    if name in ("membar", "fence", "nop"):
-        return lambda m: None
-    if name in ("ld", "ldu"):
-        return load(kernel, i, rest, kind)
-    if name == "st":
-        return store(kernel, i, rest, kind)
-    if name in ("atom", "red"):
-        return atomic(kernel, i, rest, kind)
-    if name == "cp":
-        return asynchronous(kernel, i, rest)
-    if name == "shfl":
-        return shuffle(kernel, i, rest)
-    if name == "cvt":
-        return convert(kernel, i, rest)
+    if name in ("bra", "ret", "exit", "bar", "barrier", "membar", "fence"):
+        return lambda m: None  # the machine's, or none
+    if name in MORE:
+        return MORE[name](kernel, i, rest, kind)
     if name == "cvta":
         slot = {"shared": SHARED, "local": LOCAL, "const": CONSTANTS}.get(rest[-2], 0)
         base = np.uint64(slot << SLOT) if slot != CONSTANTS else np.uint64(0)
         sign = operator.sub if "to" in rest else operator.add
-        return elementwise(kernel, i, lambda a: sign(a, base), ["u64"])
-    if name == "setp":
-        return set_predicate(kernel, i, rest, kind)
-    if name == "mov" and ("{" in i.text):
+        return elementwise(kernel, i, lambda a: sign(a, base), "u64")
+    if name == "mov" and "{" in i.text:
         return pack(kernel, i, kind)
     if name == "selp":
-
-        def select(a, b, p):
-            return np.where(p, a, b)
-
-        return elementwise(kernel, i, select, [unsigned(kind), unsigned(kind), "pred"])
+        return elementwise(
+            kernel, i, lambda a, b, p: np.where(p, a, b), *[unsigned(kind)] * 2, "pred"
+        )
+    if not {"rn", "lo", "hi", "wide", "l", "r", "wrap", "clamp"}.issuperset(rest[:-1]):
+        raise ValueError(rest)
     if name in ("mul", "mad"):
-        if kind.kind == "f":
-            f, other = operator.mul, kind
-        else:
-            f = {"lo": operator.mul, "hi": high, "wide": wide}[rest[0]]
-            other = (
-                f"{'s' if kind.kind == 'i' else 'u'}{16 * kind.itemsize}"
-                if rest[0] == "wide"
-                else kind
-            )
+        how = "lo" if kind.kind == "f" else rest[0]
+        f = {"lo": operator.mul, "hi": high, "wide": wide}[how]
+        other = np.dtype(f"{kind.kind}{kind.itemsize * (1 + (how == 'wide'))}")
         if name == "mul":
-            return elementwise(kernel, i, f, [kind, kind])
-        return elementwise(kernel, i, lambda a, b, c: f(a, b) + c, [kind, kind, other])
+            return elementwise(kernel, i, f, kind, kind)
+        return elementwise(kernel, i, lambda a, b, c: f(a, b) + c, kind, kind, other)
     if name == "div":
-        if kind.kind == "f":
-            return elementwise(kernel, i, operator.truediv, [kind, kind])
-        if kind.kind == "u":
-            return elementwise(kernel, i, operator.floordiv, [kind, kind])
-        raise ValueError("signed division")
+        f = {"f": operator.truediv, "u": operator.floordiv}[kind.kind]
+        return elementwise(kernel, i, f, kind, kind)
     if name == "shf":
-        return elementwise(kernel, i, masked_funnel(rest), ["u32", "u32", "u32"])
-    f = SIMPLE[name]
+        return elementwise(kernel, i, funnel(*rest[:2]), kind, kind, "u32")
     kinds = [kind] * (len(i.operands) - 1)
-    if name in ("shl", "shr"):
-        kinds[1] = TYPES["u32"]
-    if name in ("bfe", "bfi"):
-        kinds[-2:] = [TYPES["u32"]] * 2
-    if name == "lop3":
-        kinds[-1] = TYPES["u32"]
-    return elementwise(kernel, i, f, kinds)
-
-
-def masked_funnel(rest):
-    do = funnel(rest[0] == "l")
-
-    def f(low, top, by):
-        return do(low, top, by & 31 if "wrap" in rest else np.minimum(by, 32))
-
-    return f
+    last = {"shl": 1, "shr": 1, "lop3": 1, "bfe": 2, "bfi": 2}.get(name, 0)
+    kinds[len(kinds) - last :] = ["u32"] * last
+    return elementwise(kernel, i, SIMPLE[name], *kinds)
 
 
 def address(kernel, text):
@@ -388,7 +340,7 @@ def atomic(kernel, i, rest, kind):
     return step
 
 
-def asynchronous(kernel, i, rest):
+def asynchronous(kernel, i, rest, _):
     if rest[:2] == ["async", "commit_group"]:
         return lambda m: m.memory.commit()
     if rest[:2] == ["async", "wait_group"]:
@@ -412,7 +364,7 @@ def asynchronous(kernel, i, rest):
     return lambda m: m.memory.copy(m.spread(to(m)), m.spread(source(m)), kind, count)
 
 
-def shuffle(kernel, i, rest):
+def shuffle(kernel, i, rest, _):
     mode = rest[1]
     result, _, valid = i.operands[0].partition("|")
     write = writer(kernel, result)
@@ -451,7 +403,7 @@ def shuffle(kernel, i, rest):
 ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
-def convert(kernel, i, rest):
+def convert(kernel, i, rest, _):
     to, source = TYPES[rest[-2]], TYPES[rest[-1]]
     rounding = next((ROUND[r] for r in rest if r in ROUND), None)
     if "sat" in rest or "ftz" in rest:
@@ -467,7 +419,7 @@ def convert(kernel, i, rest):
             ).astype(to)
         return a.astype(to)
 
-    return elementwise(kernel, i, f, [source])
+    return elementwise(kernel, i, f, source)
 
 
 def set_predicate(kernel, i, rest, kind):
@@ -533,3 +485,15 @@ def pack(kernel, i, kind):
         write(m, value)
 
     return join
+
+
+MORE = {
+    "ld": load,
+    "st": store,
+    "atom": atomic,
+    "red": atomic,
+    "cp": asynchronous,
+    "shfl": shuffle,
+    "cvt": convert,
+    "setp": set_predicate,
+}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs PTX: what nvcc makes of a kernel, on the arguments that a launch gives it.
 
-A register is an array with a lane per thread, of length 1 while all threads agree. The
-threads at the lowest program counter go first, all warps of all blocks of a batch in one
-step, up to a branch, a barrier, or where others wait to join them.
+A register is an array with a lane per thread, of length 1 while all threads agree.
+The threads at the lowest program counter go first, all warps of all blocks of a batch
+in one step, up to a branch, a barrier, or where others wait to join them.
 """
 
 import re
@@ -15,6 +15,7 @@ from ptx import instructions
 from ptx.memory import Buffer, Defect, Memory
 
 LANES = 1 << 14  # of a batch
+DEPENDENT, SHARED_LOAD = 4, 30  # cycles until a result can be used
 END, WAITING = (1 << 30) + 1, 1 << 30  # program counters
 
 
@@ -49,10 +50,12 @@ class Counters:
     barriers: int = 0  # of blocks
     blocks: int = 0
     warps: int = 0
-    # Of the first warp: loads from global memory that nothing has used yet, at most;
-    # how often a use waited for some.
+    # Of the first warp: the cycles that it would take if memory were at hand, the most
+    # bytes that it waits for at a time, and the cycles between such loads and what
+    # first needs them.
+    cycles: int = 0
     bytes_in_flight: int = 0
-    rounds: int = 0
+    waits: list[int] = field(default_factory=list)
 
 
 class Kernel:
@@ -65,6 +68,7 @@ class Kernel:
         self.labels: dict[str, int] = {}
         self.local_bytes = 0
         self._parse(body, first_line)
+        self.starts = frozenset(self.labels.values())
         self.steps = None  # compiled at the first launch
 
     def _parse(self, body, line):
@@ -81,7 +85,7 @@ class Kernel:
             statement += " " + text
             while ";" in statement:
                 one, statement = statement.split(";", 1)
-                # Braces around statements only keep names apart, which nvcc does anyway.
+                # Braces around statements keep names apart, which differ anyway.
                 self._statement(re.sub(r"^[{} ]+", "", one), start)
 
     def _statement(self, text, line):
@@ -178,7 +182,7 @@ class Module:
     ):
         """Runs blocks `blocks` (all by default) of a 1-D to 3-D grid.
 
-        args: NumPy arrays (pointers; written back), Buffers, integers, bytes (structures).
+        args: NumPy arrays (pointers; written back), Buffers, integers, bytes (structs).
         memory: Buffers that pointers inside of args lead to.
         """
         k = self.kernels[kernel]
@@ -270,9 +274,11 @@ class Machine:
         self.index = None  # of the active lanes; None is all of them
         self.at = 0
         self.memory = Memory(self, kernel, blob, offsets, dynamic, buffers)
-        # Of the first warp: bytes on their way, the registers that depend on them, and
-        # whether something was computed of those.
-        self.pending, self.expected, self.waits = 0, set(), False
+        # Of the first warp: bytes on their way, the registers that depend on them, when
+        # the last was loaded, and how much later something needed it; and of the code
+        # since the last jump, its instructions and when each result is there.
+        self.pending, self.expected, self.loaded, self.waited = 0, set(), 0, None
+        self.issued, self.ready = 0, {}
 
     # Lanes.
 
@@ -316,8 +322,8 @@ class Machine:
         lane = where if self.index is None else int(self.index[where])
         code = self.kernel.code[min(self.at, len(self.kernel.code) - 1)]
         raise Defect(
-            f"{self.kernel.name}: line {code.line}: {message} "
-            f"(block {self.block_number[lane]}, thread {self.thread[lane]}): {code.text}"
+            f"{self.kernel.name}: line {code.line}: {message} (block "
+            f"{self.block_number[lane]}, thread {self.thread[lane]}): {code.text}"
         )
 
     # Control.
@@ -432,9 +438,8 @@ class Machine:
         self.waits_at[on] = -1
 
     def watch(self, instruction, at):
-        """Loads in flight, of the first warp, as if each block of code between jumps did
-        its loads first: so the assembler orders them. What is waited for next, all have
-        come."""
+        """Loads in flight, of the first warp, as if the code between two jumps did
+        its loads first: so the assembler orders it. When one is there, all are."""
         c, opcode = self.counters, instruction.opcode
         names = re.findall(r"[%\w]+", " ".join(instruction.operands))
         results = re.findall(r"[%\w]+", instruction.operands[0]) if names else []
@@ -443,24 +448,27 @@ class Machine:
         )
         load = opcode[0] == "ld" and "global" in opcode
         leaves = opcode[0] in ("bra", "bar", "barrier", "ret", "exit")
-        if (
-            self.waits
-            and (leaves or at in self.kernel.labels.values())
-            or load
-            and needs
-        ):
-            c.rounds += 1
-            self.pending, self.expected, self.waits = 0, set(), False
-        if load:
-            lanes = (
-                min(32, self.threads)
-                if self.index is None
-                else int((self.index < 32).sum())
+        if leaves or at in self.kernel.starts:
+            c.cycles += max(self.issued, max(self.ready.values(), default=0))
+            self.issued, self.ready = 0, {}
+        self.issued += 1
+        start = max((self.ready.get(name, 0) for name in names), default=0)
+        for name in results:
+            self.ready[name] = start + (
+                SHARED_LOAD if "shared" in opcode else DEPENDENT
             )
-            bits = re.search(r"\d+", opcode[-1])[0]
-            self.pending += int(bits) // 8 * lanes * len(results)
+        if needs and self.waited is None:
+            self.waited = c.cycles - self.loaded
+        if self.waited is not None and (
+            load and needs or leaves or at in self.kernel.starts
+        ):
+            c.waits.append(self.waited)
+            self.pending, self.expected, self.waited = 0, set(), None
+        if load:
+            lanes = self.lane.size if self.index is None else (self.index < 32).sum()
+            bits = int(re.search(r"\d+", opcode[-1])[0]) * len(results)
+            self.pending += bits // 8 * min(32, int(lanes), self.threads)
+            self.loaded = c.cycles
             c.bytes_in_flight = max(c.bytes_in_flight, self.pending)
-        elif needs:
-            self.waits = True
         if load or needs and opcode[0] != "st":
             self.expected.update(results)

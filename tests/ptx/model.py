@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a GPU should take for what the machine counted. A prediction, never measured.
+"""How long a GPU should take for what the machine counted: nothing is measured.
 
 A multiprocessor is a closed network of queues: as many blocks as fit are on their way
-through it, each needs so many cycles of the memory, of the second-level cache, of shared
-memory, of the path to it and of the schedulers, and waits for latencies in between. Mean
-value analysis (Reiser and Lavenberg, 1980) gives the blocks that leave per cycle: little
-where latencies leave the queues empty, that of the busiest where they do not.
+through it, each needs so many cycles of the memory, of the second-level cache, of
+shared memory, of the path to it and of the schedulers, and waits for latencies in
+between. Mean value analysis (Reiser and Lavenberg, 1980) gives the blocks that leave
+per cycle: few where latencies leave the queues empty, what the busiest lets through
+where they do not.
 
-Nothing here was fitted to the transposes that tests/ptx/test_model.py compares with; the
-latencies are known to a third, and where they decide so is the prediction.
+The constants are data sheets', others' measurements and two guesses (slices, START),
+and not fitted to the transposes that tests/ptx/test_model.py compares with. Latencies
+are known to a third; where they decide, so is the prediction.
 """
 
 from dataclasses import dataclass
@@ -39,7 +41,6 @@ DEVICES = {
 }
 COPY = 0.92  # of the bandwidth that long copies reach, on all of them
 START = 400  # cycles from a block's end to its successor's first instruction
-INSTRUCTION = 5  # cycles from one instruction of a warp to the next that needs it
 BARRIER = 30
 LAUNCH = 2.0  # us between kernels of a stream
 
@@ -73,12 +74,8 @@ def demands(device, c):
 
 def waiting(device, c):
     """Cycles of a block in which it needs nothing of those."""
-    return (
-        START
-        + c.rounds * device.latency
-        + c.instructions / c.warps * INSTRUCTION
-        + c.barriers / c.blocks * BARRIER
-    )
+    exposed = sum(max(0, device.latency - hidden) for hidden in c.waits)
+    return START + exposed + c.cycles + c.barriers / c.blocks * BARRIER
 
 
 def cycles_per_block(needs, delay, blocks):
@@ -99,27 +96,29 @@ def cycles_per_block(needs, delay, blocks):
 @dataclass(frozen=True)
 class Prediction:
     microseconds: float
+    rate: float  # GB/s, read and written
     bound: str  # the part with the most to do, or latency
     blocks: int  # resident on a multiprocessor
     in_flight: int  # bytes, of a multiprocessor
 
 
-def predict(device, counters, blocks, threads, registers, shared):
-    """From the counters of some of a launch's blocks."""
+def predict(device, counters, size, blocks, threads, registers, shared):
+    """From the counters of some of a launch's blocks; it moves `size` bytes."""
     fits = resident(device, threads, registers, shared)
     needs, delay = demands(device, counters), waiting(device, counters)
     share = blocks / device.multiprocessors
+    each = [cycles_per_block(needs, delay, n) for n in range(1, fits + 1)]
     if share <= fits:  # one wave
-        there = ceil(share)
-        cycles = there * cycles_per_block(needs, delay, there)
-    else:
-        each = cycles_per_block(needs, delay, fits)
-        cycles = (share + fits / 2) * each  # the last blocks leave others idle
+        cycles = max(share * each[ceil(share) - 1], delay + sum(needs.values()))
+    else:  # the last leave one after the other
+        cycles = (share - fits) * each[-1] + sum(each)
     busiest = max(needs, key=needs.get)
     full = needs[busiest] * share / cycles > 0.7
     warps = ceil(threads / 32) * min(fits, ceil(share))
+    microseconds = LAUNCH + cycles / device.clock / 1e3
     return Prediction(
-        LAUNCH + cycles / device.clock / 1e3,
+        microseconds,
+        2 * size / microseconds / 1e3,
         busiest if full else "latency",
         fits,
         counters.bytes_in_flight * warps,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine is to be trusted: it finds what was planted, and nothing in what is right."""
+"""The machine is to be trusted: it finds what was planted, and nothing else."""
 
 import numpy as np
 import pytest
@@ -129,7 +129,7 @@ def expect(values, bits):
          [A[i - 3 if i >= 3 else i] for i in range(32)], 32),
         # Lanes 0 to 15 leave the loop early, and wait for the others after it.
         ("mov.u32 %r9, 0;\nL1:\nadd.s32 %r9, %r9, 1;\nsetp.lt.u32 %p1, %r9, %r1;"
-         "\n@%p1 bra L1;\nmul.lo.u32 %r9, %r9, 2;", 2 * np.maximum(1, np.arange(32)), 32),
+         "\n@%p1 bra L1;\nshl.b32 %r9, %r9, 1;", 2 * np.maximum(1, np.arange(32)), 32),
     ],
 )  # fmt: skip
 def test_instruction(body, want, bits):
@@ -161,7 +161,10 @@ def test_floats():
                 "max": "maximum",
             }.get(op, op),
         )
-        body = f"mov.b32 %f1, %r2;\nmov.b32 %f2, %r3;\n{op}.f32 %f3, %f1, %f2;\nmov.b32 %r9, %f3;\ncvt.u64.u32 %rd9, %r9;"
+        body = (
+            f"mov.b32 %f1, %r2;\nmov.b32 %f2, %r3;\n{op}.f32 %f3, %f1, %f2;\n"
+            "mov.b32 %r9, %f3;\ncvt.u64.u32 %rd9, %r9;"
+        )
         got = (
             run(body, a.view(np.uint32), b.view(np.uint32)).astype(np.uint32).view("f4")
         )

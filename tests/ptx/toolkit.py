@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nvcc and ptxas make of the kernels, and the launches that the host code plans."""
+"""What nvcc and ptxas make of the kernels, and the launches that the host plans."""
 
 import ctypes
 import functools
@@ -86,7 +86,7 @@ def resources(source, architecture):
 
 
 def plain(name):
-    """A mangled name without its unnamed namespaces, which compilers name differently."""
+    """A mangled name without unnamed namespaces, which compilers name differently."""
     while found := re.search(r"(\d+)(?=_GLOBAL__N_)", name):
         name = name[: found.start()] + name[found.end() + int(found[1]) :]
     return name
@@ -120,8 +120,11 @@ class Host:
         ).decode()
         return " ".join(said.split()[:4])
 
+    def set_multiprocessors(self, count):
+        self._library.set_multiprocessors(count)
+
     def launches(self, function, *arguments):
-        """[(kernel, blocks, threads, shared bytes, arguments)] of what a function does."""
+        """[(kernel, blocks, threads, shared bytes, arguments)] of a function."""
         self._library.record(True)
         try:
             error = getattr(self._library, function)(*arguments).decode()

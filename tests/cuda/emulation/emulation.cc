@@ -305,6 +305,8 @@ void Configure(Order order, Memory memory, Sample sample) {
   state.error.clear();
 }
 
+int multiprocessors = 132;
+
 namespace {
 bool recording = false;
 std::string recorded;
@@ -345,6 +347,9 @@ void Fail(const std::string& message) {
 }  // namespace emulation
 
 extern "C" {
+
+// Of the device; those of an H100 until told.
+void set_multiprocessors(int count) { emulation::multiprocessors = count; }
 
 // From here on launches are recorded, or run.
 void record(bool on) {
