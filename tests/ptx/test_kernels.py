@@ -265,24 +265,24 @@ def int64s(*values):
     return (ctypes.c_int64 * len(values))(*map(int, values))
 
 
-def indices(view, wide, clip):
+def indices(view, wide, clip, wrap=True):
     batch, _, extent, count, _ = view
     kind = np.int64 if wide else np.int32
     index = np.random.default_rng(count).integers(
         -extent - 2, extent + 2, (batch, count)
     )
-    rows = np.where(index < 0, index + extent, index)
+    rows = np.where((index < 0) & wrap, index + extent, index)
     inside = (rows >= 0) & (rows < extent)
     if clip:
         rows, inside = np.clip(rows, 0, extent - 1), np.ones_like(inside)
     return index.astype(kind), rows, inside
 
 
-@pytest.mark.parametrize("wide, clip", [(False, False), (True, True)])
+@pytest.mark.parametrize("wide, clip, wrap", [(0, 0, 1), (1, 1, 1), (1, 0, 0)], ids=str)
 @pytest.mark.parametrize("view", VIEWS, ids=str)
-def test_index_select(host, view, wide, clip, architecture):
+def test_index_select(host, view, wide, clip, wrap, architecture):
     batch, outer, extent, count, inner = view
-    index, rows, inside = indices(view, wide, clip)
+    index, rows, inside = indices(view, wide, clip, wrap)
     for itemsize in (1, 2, 4, 8, 16):
         raw = np.random.default_rng(0).integers(
             0, 256, (batch, outer, extent, inner * itemsize), np.uint8
@@ -300,7 +300,7 @@ def test_index_select(host, view, wide, clip, architecture):
             Buffer(y, Y),
         ]
         at = [ctypes.c_void_p(m.address) for m in memory]
-        dims = int64s(*view, itemsize, wide, clip)
+        dims = int64s(*view, itemsize, wide, clip, wrap)
         launches = host.launches(
             "index_select",
             at[0],
@@ -341,7 +341,7 @@ def test_index_add(host, view, name, wide, clip, architecture):
     key = np.where(inside, rows, extent)
     order = np.argsort(key, axis=1, kind="stable").astype(np.int32)
     ordered = np.take_along_axis(key, order, 1).astype(index.dtype)
-    dims = int64s(*view, element.itemsize, wide, clip)
+    dims = int64s(*view, element.itemsize, wide, clip, True)
     inputs = [
         Buffer(a, slot, writable=False)
         for a, slot in ((ordered, INDICES), (order, ORDER), (source, X))
@@ -362,7 +362,7 @@ def test_index_add_atomically(host, view, name, architecture):
     for b in range(batch):
         for i in np.flatnonzero(inside[b]):
             want[b][:, rows[b, i]] += source[b][:, i]
-    dims = int64s(*view, y.itemsize, False, False)
+    dims = int64s(*view, y.itemsize, False, False, True)
     inputs = [
         Buffer(index, INDICES, writable=False),
         None,
@@ -437,7 +437,7 @@ def test_index_select_beyond_32_bits(host, unit, architecture):
     ]
     at = [ctypes.c_void_p(m.address) for m in memory]
     fill = np.zeros(1, np.uint8).ctypes.data_as(ctypes.c_void_p)
-    dims = int64s(batch, outer, extent, count, row, 1, False, False)
+    dims = int64s(batch, outer, extent, count, row, 1, False, False, True)
     (launch,) = host.launches("index_select", at[0], at[1], fill, at[2], dims, 0)
     run(INDEX, architecture, [launch], memory, blocks=some(launch[1]))
     assert got
@@ -493,7 +493,9 @@ def test_index_add_beyond_32_bits(host, name, sort, unit, architecture):
         ),
     ]
     at = [ctypes.c_void_p(m.address) if m else None for m in memory]
-    dims = int64s(batch, outer, extent, count, inner, element.itemsize, False, False)
+    dims = int64s(
+        batch, outer, extent, count, inner, element.itemsize, False, False, True
+    )
     (launch,) = host.launches("index_add", *at, SUMS.index(name), dims, 0)
     run(INDEX, architecture, [launch], [m for m in memory if m], blocks=some(launch[1]))
     assert got
