@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax._src import (
     state,
     xla_bridge,
 )
+from jax._src.interpreters import mlir as lowerings
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax
 from jax.extend.core import Primitive
@@ -32,6 +34,41 @@ def needs_devices_to_lower(primitive: Primitive) -> None:
     the device assignment.
     """
     dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def wrap_lowerings(primitive: Primitive, wrap: Callable[[Any], Any]) -> None:
+    """Puts wrap(rule) in the place of each rule that lowers a primitive of jax.
+
+    A program for several platforms is then split among them as it was before.
+    """
+    for rules in (
+        lowerings._lowerings,
+        *lowerings._platform_specific_lowerings.values(),
+    ):
+        if primitive in rules:
+            entry = rules[primitive]
+            rules[primitive] = dataclasses.replace(entry, rule=wrap(entry.rule))
+    # What operands come from differs between equal equations.
+    lowerings._uncacheable_primitives.add(primitive)
+
+
+def lowering_platform(ctx: mlir.LoweringRuleContext) -> str | None:
+    """The platform that is lowered for; None if there are several, or part of it."""
+    names = ctx.platforms or ctx.module_context.platforms
+    return names[0] if len(ctx.module_context.platforms) == len(names) == 1 else None
+
+
+def is_export(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether the program is lowered by `jax.export`."""
+    return ctx.module_context.lowering_parameters.for_export
+
+
+def of_module(ctx: mlir.LoweringRuleContext, make: Callable[[], Any]) -> Any:
+    """What is kept of the module that is being lowered, made when first asked for."""
+    kept = ctx.module_context.cached_primitive_lowerings
+    if "jax_layout" not in kept:
+        kept["jax_layout"] = make()
+    return kept["jax_layout"]
 
 
 def varying_axes(x: Any) -> frozenset[str]:

@@ -150,6 +150,11 @@ def choose(work: Work, methods: Sequence[str] = OURS) -> str | None:
     return _best(work, tuple(methods), source)
 
 
+def are_plain() -> bool:
+    """Whether everything is to be plain `jax.lax`, also what no table knows."""
+    return (_forced.get() or (_source(), None)) == ("lax", None)
+
+
 @contextlib.contextmanager
 def forced(method: str, only: Work | None = None) -> Iterator[None]:
     """Inside, what is lowered runs a method where it can: a choice for measuring it.
