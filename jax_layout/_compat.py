@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -61,6 +61,27 @@ def lowering_platform(ctx: mlir.LoweringRuleContext) -> str | None:
 def is_export(ctx: mlir.LoweringRuleContext) -> bool:
     """Whether the program is lowered by `jax.export`."""
     return ctx.module_context.lowering_parameters.for_export
+
+
+@contextlib.contextmanager
+def watch_lowerings(call: Callable[[str, Any], None]) -> Iterator[None]:
+    """Inside, call(name, closed jaxpr) is called for each program that is lowered."""
+    original = lowerings.lower_jaxpr_to_module
+
+    def lower(name: str, jaxpr: Any, **options: Any) -> Any:
+        call(name, jaxpr)
+        return original(name, jaxpr, **options)
+
+    lowerings.lower_jaxpr_to_module = lower
+    try:
+        yield
+    finally:
+        lowerings.lower_jaxpr_to_module = original
+
+
+def inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
+    """The jaxprs among the parameters of an equation."""
+    return core.jaxprs_in_params(params)
 
 
 def of_module(ctx: mlir.LoweringRuleContext, make: Callable[[], Any]) -> Any:

@@ -412,3 +412,13 @@ def threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@functools.cache
+def level2_bytes() -> int:
+    """What the second-level caches of these processors hold together."""
+    try:
+        size = os.sysconf("SC_LEVEL2_CACHE_SIZE")  # 0 or -1 where nobody knows
+    except (AttributeError, OSError, ValueError):
+        size = 0
+    return (size if size > 0 else 1 << 20) * threads()

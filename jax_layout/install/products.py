@@ -9,6 +9,7 @@ fusion with a softmax, of which nothing is known yet when the product is lowered
 from __future__ import annotations
 
 import dataclasses
+import math
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from jax.interpreters import mlir
 
 from jax_layout import _compat, op, producers
 from jax_layout.install.record import Lowered
-from jax_layout.install.rules import Context, Program, array, method
+from jax_layout.install.rules import Context, Program, array, method, stays_in_cache
 from jax_layout.optimize.products import attends, letters_of
 from jax_layout.plain import jnp
 from jax_layout.products.gemm import GEMM_DTYPES
@@ -63,9 +64,13 @@ def dot_general(
         return None
     if a.ndim + b.ndim > len(string.ascii_letters) or not (a.size and b.size):
         return None
-    if _fuses(program, ctx, lhs, rhs):
-        return None
     x, w, y = letters_of(dimension_numbers, a.ndim, b.ndim)
+    sizes = dict(zip(x + w, a.shape + b.shape, strict=True))
+    summed = math.prod(sizes[label] for label in x if label not in y)
+    alone = math.prod(sizes[label] for label in y if not (label in x and label in w))
+    # XLA fuses products without a sum, and sums of vectors, with what is around.
+    if 1 in (summed, alone) or stays_in_cache(ctx) or _fuses(program, ctx, lhs, rhs):
+        return None
     left, right = _read(lhs, a, x), _read(rhs, b, w)
     given = [(left, right)]
     narrow = [_narrowed(*side) for side in (left, right)]
@@ -75,8 +80,6 @@ def dot_general(
     methods: list[str] = []
 
     def call(order: str) -> Any:
-        shape = {label: n for side in (left, right)
-                 for label, n in zip(side[2], side[1].shape, strict=True)}  # fmt: skip
         result = array([shape[label] for label in order], out.dtype)
         for one, two in given:
             inner = ctx.replace(avals_in=(one[1], two[1]), avals_out=(result,))
@@ -192,13 +195,14 @@ def transpose(
     permutation: Any,
 ) -> Sequence[Any] | None:
     """A product that is written in that order; or a permute, where it pays alone."""
-    written = _written(program, ctx, x, permutation)
-    if written is not None:
-        return written
-    ours = x in program.products
-    if producers.permuted(x) is not None or (producers.is_fused(x) and not ours):
-        return None
     axes = tuple(int(axis) for axis in permutation)
+    if x in program.products:
+        written = _written(program, ctx, x, axes)
+        if written is None:
+            _give_back(program, x)  # to XLA, which writes any order
+        return written
+    if producers.permuted(x) is not None or producers.is_fused(x):
+        return None
     kernel = op.chosen_kernel("permute", "cpu", ctx, x, axes=axes)
     if kernel is None:
         return None
@@ -209,9 +213,7 @@ def transpose(
 def _written(
     program: Program, ctx: Context, x: Any, axes: Sequence[int]
 ) -> Sequence[Any] | None:
-    product = program.products.get(x)
-    if product is None:
-        return None
+    product = program.products[x]
     order = "".join(product.order[axis] for axis in axes)
     back = sorted(range(len(axes)), key=axes.__getitem__)
     value = _stand_for(x, lambda: product.call(order), back)

@@ -17,7 +17,7 @@ import numpy as np
 from jax.interpreters import mlir
 from jax.lax import GatherScatterMode, Precision
 
-from jax_layout import op, producers
+from jax_layout import choices, op, producers
 from jax_layout.convnet.general_dilated import recognise, turned
 from jax_layout.index import fill_value as fill_value_of
 from jax_layout.install.record import Lowered, Record, logger
@@ -78,6 +78,18 @@ class Program:
         if primitive in ("dot_general", "conv_general_dilated"):
             operands = tuple(map(producers.for_xla, operands))
         return plain(ctx, *operands)
+
+
+def stays_in_cache(ctx: Context) -> bool:
+    """Whether an operation of a loop finds its arrays in the second-level caches.
+
+    The tables do not tell of it: there operands come from memory. In a loop on little,
+    what XLA fuses with the operation counts for more than the operation itself.
+    """
+    size = sum(
+        aval.size * aval.dtype.itemsize for aval in (*ctx.avals_in, *ctx.avals_out)
+    )
+    return size <= choices.level2_bytes() and producers.may_repeat()
 
 
 def _arrays(ctx: Context) -> str:
@@ -186,7 +198,7 @@ def gather(
     """Whole rows along one axis."""
     (aval, indices), (out,) = ctx.avals_in, ctx.avals_out
     numbers = dimension_numbers
-    if mode not in _MODES_OF_ROWS:
+    if mode not in _MODES_OF_ROWS or stays_in_cache(ctx):
         return None
     axis = _axis(
         aval.shape, indices, numbers.collapsed_slice_dims, numbers.start_index_map
@@ -237,6 +249,8 @@ def scatter_add(
         numbers.scatter_dims_to_operand_dims,
     )
     if axis is None or numbers.operand_batching_dims or mode not in _MODES_OF_ROWS:
+        return None
+    if stays_in_cache(ctx):
         return None
     batch = indices.ndim - 1
     windows = [i for i in range(updates.ndim) if not axis <= i < axis + batch]
