@@ -80,7 +80,7 @@ def dot_general(
     methods: list[str] = []
 
     def call(order: str) -> Any:
-        result = array([shape[label] for label in order], out.dtype)
+        result = array([sizes[label] for label in order], out.dtype)
         for one, two in given:
             inner = ctx.replace(avals_in=(one[1], two[1]), avals_out=(result,))
             options = {
