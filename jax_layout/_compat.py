@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,20 +37,51 @@ def needs_devices_to_lower(primitive: Primitive) -> None:
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
-def wrap_lowerings(primitive: Primitive, wrap: Callable[[Any], Any]) -> None:
+def wrap_lowerings(
+    primitive: Primitive, wrap: Callable[[Any], Any], wrapped_now: Callable[[], bool]
+) -> None:
     """Puts wrap(rule) in the place of each rule that lowers a primitive of jax.
 
     A program for several platforms is then split among them as it was before.
+
+    Args:
+      primitive: jax's.
+      wrap: makes a rule of one.
+      wrapped_now: whether it may differ from jax's. Then equations are lowered one by
+        one, as what operands come from differs between equal ones; otherwise equal ones
+        are lowered once, as by jax alone.
     """
-    for rules in (
-        lowerings._lowerings,
-        *lowerings._platform_specific_lowerings.values(),
-    ):
+    by_platform = lowerings._platform_specific_lowerings.values()
+    for rules in (lowerings._lowerings, *by_platform):
         if primitive in rules:
             entry = rules[primitive]
             rules[primitive] = dataclasses.replace(entry, rule=wrap(entry.rule))
-    # What operands come from differs between equal equations.
-    lowerings._uncacheable_primitives.add(primitive)
+    known = lowerings._uncacheable_primitives
+    if not isinstance(known, _Uncacheable):
+        known = lowerings._uncacheable_primitives = _Uncacheable(known)
+        lowerings.lower_per_platform = functools.partial(
+            _lower_per_platform, lowerings.lower_per_platform
+        )
+    known.sometimes[primitive] = wrapped_now
+
+
+class _Uncacheable(set[Primitive]):
+    """Primitives whose equations are each lowered on their own, some only sometimes."""
+
+    def __init__(self, always: Iterable[Primitive]) -> None:
+        super().__init__(always)
+        self.sometimes: dict[Primitive, Callable[[], bool]] = {}
+
+    def __contains__(self, primitive: object) -> bool:
+        if super().__contains__(primitive):
+            return True
+        now = self.sometimes.get(primitive)  # type: ignore[call-overload]
+        return now is not None and now()
+
+
+def _lower_per_platform(original: Any, ctx: Any, *args: Any, **params: Any) -> Any:
+    """jax 0.12 adds avals_out to a list, and has a tuple of them."""
+    return original(ctx.replace(avals_out=list(ctx.avals_out)), *args, **params)
 
 
 def lowering_platform(ctx: mlir.LoweringRuleContext) -> str | None:

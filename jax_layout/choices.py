@@ -155,6 +155,11 @@ def are_plain() -> bool:
     return (_forced.get() or (_source(), None)) == ("lax", None)
 
 
+def are_all_ours() -> bool:
+    """Whether every kernel that can run is to run, whatever is faster."""
+    return (_forced.get() or (_source(), None)) == ("kernels", None)
+
+
 @contextlib.contextmanager
 def forced(method: str, only: Work | None = None) -> Iterator[None]:
     """Inside, what is lowered runs a method where it can: a choice for measuring it.

@@ -177,7 +177,7 @@ def _wrap() -> None:
         for name, (primitive, rule) in _RULES.items():
             if name not in _wrapped:
                 wrap = functools.partial(_lowering, name, rule)
-                _compat.wrap_lowerings(primitive, wrap)
+                _compat.wrap_lowerings(primitive, wrap, is_installed)
                 _wrapped.add(name)
 
 

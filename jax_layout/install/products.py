@@ -17,7 +17,7 @@ from typing import Any
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from jax_layout import _compat, op, producers
+from jax_layout import _compat, choices, op, producers
 from jax_layout.install.record import Lowered
 from jax_layout.install.rules import Context, Program, array, method, stays_in_cache
 from jax_layout.optimize.products import attends, letters_of
@@ -69,7 +69,9 @@ def dot_general(
     summed = math.prod(sizes[label] for label in x if label not in y)
     alone = math.prod(sizes[label] for label in y if not (label in x and label in w))
     # XLA fuses products without a sum, and sums of vectors, with what is around.
-    if 1 in (summed, alone) or stays_in_cache(ctx) or _fuses(program, ctx, lhs, rhs):
+    if 1 in (summed, alone) and not choices.are_all_ours():
+        return None
+    if stays_in_cache(ctx) or _fuses(program, ctx, lhs, rhs):
         return None
     left, right = _read(lhs, a, x), _read(rhs, b, w)
     given = [(left, right)]
