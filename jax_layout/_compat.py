@@ -95,6 +95,12 @@ def is_export(ctx: mlir.LoweringRuleContext) -> bool:
     return ctx.module_context.lowering_parameters.for_export
 
 
+def is_annotated(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether the program says where an operation runs, or what XLA is to know of it."""
+    equation = ctx.jaxpr_eqn_ctx
+    return bool(equation and (equation.compute_type or equation.xla_metadata))
+
+
 @contextlib.contextmanager
 def watch_lowerings(call: Callable[[str, Any], None]) -> Iterator[None]:
     """Inside, call(name, closed jaxpr) is called for each program that is lowered."""

@@ -191,7 +191,7 @@ def _lowering(name: str, rule: Rule, plain: Callable[..., Any]) -> Callable[...,
         platform = _compat.lowering_platform(ctx)
         if platform not in _PLATFORMS or not _backends.available(platform):
             return plain(ctx, *operands, **params)
-        if _compat.is_export(ctx) and not state.exports:
+        if _compat.is_annotated(ctx) or (_compat.is_export(ctx) and not state.exports):
             return plain(ctx, *operands, **params)
         if not all(map(_is_plain_array, (*ctx.avals_in, *ctx.avals_out))):
             return plain(ctx, *operands, **params)

@@ -86,9 +86,10 @@ def stays_in_cache(ctx: Context) -> bool:
     The tables do not tell of it: there operands come from memory. In a loop on little,
     what XLA fuses with the operation counts for more than the operation itself.
     """
-    size = sum(
-        aval.size * aval.dtype.itemsize for aval in (*ctx.avals_in, *ctx.avals_out)
-    )
+    if choices.are_all_ours():
+        return False
+    arrays = *ctx.avals_in, *ctx.avals_out
+    size = sum(aval.size * aval.dtype.itemsize for aval in arrays)
     return size <= choices.level2_bytes() and producers.may_repeat()
 
 

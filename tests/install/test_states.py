@@ -288,6 +288,17 @@ def test_programs_over_several_devices_are_xlas_and_each_ones_part_ours(mesh):
     np.testing.assert_allclose(found, gradient(w), rtol=1e-3, atol=1e-1)
 
 
+def test_what_a_program_annotates_is_xlas():
+    from jax.experimental.xla_metadata import set_xla_metadata
+
+    def annotated(x, w):
+        with set_xla_metadata(mine="yes"):
+            return net(x, w)
+
+    with jl.installed():
+        assert calls(jax.jit(annotated), X, W) == 0
+
+
 def test_tables_that_say_lax_mean_plain_jax(monkeypatch):
     with choices.forced("lax"), jl.installed():
         assert calls(fresh(), X, W) == 0
