@@ -96,7 +96,7 @@ def is_export(ctx: mlir.LoweringRuleContext) -> bool:
 
 
 def is_annotated(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether the program says where an operation runs, or what XLA is to know of it."""
+    """Whether a program says where an operation runs, or what XLA is to know of it."""
     equation = ctx.jaxpr_eqn_ctx
     return bool(equation and (equation.compute_type or equation.xla_metadata))
 

