@@ -356,6 +356,7 @@ def chosen_kernel(
     platform: str,
     ctx: mlir.LoweringRuleContext,
     *operands: Any,
+    passes: int = 1,
     **params: Any,
 ) -> Kernel | None:
     """The custom call that an operator would be, in the place of what jax lowers.
@@ -365,6 +366,7 @@ def chosen_kernel(
       platform: jax's name of it.
       ctx: whose avals are those of the operator's operands and results.
       operands: values of the program that is being lowered.
+      passes: as in `choices.choose`.
       params: the operator's.
 
     Returns:
@@ -377,7 +379,7 @@ def chosen_kernel(
     if _compat.partitioning(ctx) != "none":
         return None
     kernel = _kernel(op, platform, ctx, params)
-    return kernel and by_choice(_ordered(kernel, ctx, operands))
+    return kernel and by_choice(_ordered(kernel, ctx, operands), passes)
 
 
 def _ordered(
@@ -391,11 +393,11 @@ def _ordered(
     return (None if order is None else kernel.in_order(order)) or kernel
 
 
-def by_choice(kernel: Kernel) -> Kernel | None:
+def by_choice(kernel: Kernel, passes: int = 1) -> Kernel | None:
     """The kernel with the method that the tables choose; None for plain `lax`."""
     if kernel.work is None:
         return kernel
-    method = choices.choose(kernel.work, kernel.methods)
+    method = choices.choose(kernel.work, kernel.methods, passes)
     if method is None or kernel.methods == choices.OURS:
         return kernel if method else None
     return dataclasses.replace(

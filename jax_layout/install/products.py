@@ -205,7 +205,7 @@ def transpose(
         return written
     if producers.permuted(x) is not None or producers.is_fused(x):
         return None
-    kernel = op.chosen_kernel("permute", "cpu", ctx, x, axes=axes)
+    kernel = op.chosen_kernel("permute", "cpu", ctx, x, passes=2, axes=axes)
     if kernel is None:
         return None
     program.log("transpose", ctx, method(kernel))

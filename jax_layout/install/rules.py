@@ -219,7 +219,9 @@ def gather(
     flat = _flat(indices)
     inner = ctx.replace(avals_in=(aval, flat), avals_out=(rows,))
     options = {"axis": axis, "mode": kind}
-    kernel = op.chosen_kernel("index_select", "cpu", inner, x, index, **options)
+    kernel = op.chosen_kernel(
+        "index_select", "cpu", inner, x, index, passes=2, **options
+    )
     if kernel is None:
         return None
     index = _resolved(ctx, index, indices, flat, kind == "clip")
@@ -268,7 +270,9 @@ def scatter_add(
         "clip": clip,
         "deterministic": True,
     }
-    added = () if producers.is_zeros(x) else (x,)
+    # Few rows are added in place, to zeros that XLA writes.
+    many = 2 * updates.size >= aval.size
+    added = () if many and producers.is_zeros(x) else (x,)
     avals = (flat, rows, *[aval] * len(added))
     inner = ctx.replace(avals_in=avals, avals_out=(out,))
     kernel = op.chosen_kernel(
