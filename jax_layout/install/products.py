@@ -16,6 +16,7 @@ from typing import Any
 
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
+from jax.lax import DotAlgorithm, DotAlgorithmPreset
 
 from jax_layout import _compat, choices, op, producers
 from jax_layout.install.record import Lowered
@@ -64,6 +65,8 @@ def dot_general(
         return None
     if a.ndim + b.ndim > len(string.ascii_letters) or not (a.size and b.size):
         return None
+    if isinstance(precision, DotAlgorithm | DotAlgorithmPreset):
+        return None  # jax knows which of them it has, and refuses the others
     x, w, y = letters_of(dimension_numbers, a.ndim, b.ndim)
     sizes = dict(zip(x + w, a.shape + b.shape, strict=True))
     summed = math.prod(sizes[label] for label in x if label not in y)

@@ -201,6 +201,13 @@ def test_precision_is_respected(precision):
     assert_close(found, expected)
 
 
+def test_algorithms_that_jax_refuses_are_refused():
+    a = array(64, 64, dtype="float16")
+    refused = lax.DotAlgorithmPreset.F16_F16_F32
+    with pytest.raises(ValueError, match="not supported"), jl.installed():
+        jax.jit(lambda a: jnp.dot(a, a, precision=refused)).lower(a)
+
+
 def test_mixed_types_and_integers():
     a, b = jnp.ones((64, 96), jnp.int8), jnp.ones((96, 48), jnp.int8)
     for given in [(a, b), (a, b.astype(jnp.float32)), (a > 0, b > 0)]:
