@@ -104,13 +104,13 @@ def is_annotated(ctx: mlir.LoweringRuleContext) -> bool:
 @contextlib.contextmanager
 def watch_lowerings(call: Callable[[str, Any], None]) -> Iterator[None]:
     """Inside, call(name, closed jaxpr) is called for each program that is lowered."""
-    original = lowerings.lower_jaxpr_to_module
+    original: Any = lowerings.lower_jaxpr_to_module
 
     def lower(name: str, jaxpr: Any, **options: Any) -> Any:
         call(name, jaxpr)
         return original(name, jaxpr, **options)
 
-    lowerings.lower_jaxpr_to_module = lower
+    lowerings.lower_jaxpr_to_module = lower  # type: ignore[assignment]
     try:
         yield
     finally:

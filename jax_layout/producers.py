@@ -82,7 +82,7 @@ def calls(operation: Any, target: str) -> bool:
 
 def may_repeat() -> bool:
     """Whether what is lowered now may be in a loop: in its body, or in a function."""
-    operation = ir.InsertionPoint.current.block.owner.operation
+    operation: Any = ir.InsertionPoint.current.block.owner.operation
     while operation.name not in ("stablehlo.while", "func.func"):
         operation = operation.parent.operation
     return operation.name == "stablehlo.while" or not _is_public(operation)
