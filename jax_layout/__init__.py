@@ -79,6 +79,7 @@ from jax_layout.formats.memory_format import MemoryFormat, channels_first, chann
 from jax_layout.formats.serialization import load, save
 from jax_layout.geam import geam
 from jax_layout.index import index_add, index_select
+from jax_layout.install.install import install, installed, uninstall
 from jax_layout.memory import keep_memory, trim_memory
 from jax_layout.op import Kernel, Op, batch_of, define, jvp_of, operators
 from jax_layout.optimize.optimize import LayoutReport, optimize_layout
@@ -158,6 +159,8 @@ __all__ = [
     "hardswish",
     "index_add",
     "index_select",
+    "install",
+    "installed",
     "instance_norm",
     "interpolate",
     "is_contiguous",
@@ -206,6 +209,7 @@ __all__ = [
     "transpose",
     "trim_memory",
     "tune_gemms",
+    "uninstall",
     "use_choices",
     "where",
     "with_memory_format",

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +18,7 @@ from jax._src import (
     state,
     xla_bridge,
 )
+from jax._src.interpreters import mlir as lowerings
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax
 from jax.extend.core import Primitive
@@ -32,6 +35,99 @@ def needs_devices_to_lower(primitive: Primitive) -> None:
     the device assignment.
     """
     dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def wrap_lowerings(
+    primitive: Primitive, wrap: Callable[[Any], Any], wrapped_now: Callable[[], bool]
+) -> None:
+    """Puts wrap(rule) in the place of each rule that lowers a primitive of jax.
+
+    A program for several platforms is then split among them as it was before.
+
+    Args:
+      primitive: jax's.
+      wrap: makes a rule of one.
+      wrapped_now: whether it may differ from jax's. Then equations are lowered one by
+        one, as what operands come from differs between equal ones; otherwise equal ones
+        are lowered once, as by jax alone.
+    """
+    by_platform = lowerings._platform_specific_lowerings.values()
+    for rules in (lowerings._lowerings, *by_platform):
+        if primitive in rules:
+            entry = rules[primitive]
+            rules[primitive] = dataclasses.replace(entry, rule=wrap(entry.rule))
+    known = lowerings._uncacheable_primitives
+    if not isinstance(known, _Uncacheable):
+        known = lowerings._uncacheable_primitives = _Uncacheable(known)
+        lowerings.lower_per_platform = functools.partial(
+            _lower_per_platform, lowerings.lower_per_platform
+        )
+    known.sometimes[primitive] = wrapped_now
+
+
+class _Uncacheable(set[Primitive]):
+    """Primitives whose equations are each lowered on their own, some only sometimes."""
+
+    def __init__(self, always: Iterable[Primitive]) -> None:
+        super().__init__(always)
+        self.sometimes: dict[Primitive, Callable[[], bool]] = {}
+
+    def __contains__(self, primitive: object) -> bool:
+        if super().__contains__(primitive):
+            return True
+        now = self.sometimes.get(primitive)  # type: ignore[call-overload]
+        return now is not None and now()
+
+
+def _lower_per_platform(original: Any, ctx: Any, *args: Any, **params: Any) -> Any:
+    """jax 0.12 adds avals_out to a list, and has a tuple of them."""
+    return original(ctx.replace(avals_out=list(ctx.avals_out)), *args, **params)
+
+
+def lowering_platform(ctx: mlir.LoweringRuleContext) -> str | None:
+    """The platform that is lowered for; None if there are several, or part of it."""
+    names = ctx.platforms or ctx.module_context.platforms
+    return names[0] if len(ctx.module_context.platforms) == len(names) == 1 else None
+
+
+def is_export(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether the program is lowered by `jax.export`."""
+    return ctx.module_context.lowering_parameters.for_export
+
+
+def is_annotated(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether a program says where an operation runs, or what XLA is to know of it."""
+    equation = ctx.jaxpr_eqn_ctx
+    return bool(equation and (equation.compute_type or equation.xla_metadata))
+
+
+@contextlib.contextmanager
+def watch_lowerings(call: Callable[[str, Any], None]) -> Iterator[None]:
+    """Inside, call(name, closed jaxpr) is called for each program that is lowered."""
+    original: Any = lowerings.lower_jaxpr_to_module
+
+    def lower(name: str, jaxpr: Any, **options: Any) -> Any:
+        call(name, jaxpr)
+        return original(name, jaxpr, **options)
+
+    lowerings.lower_jaxpr_to_module = lower  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        lowerings.lower_jaxpr_to_module = original
+
+
+def inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
+    """The jaxprs among the parameters of an equation."""
+    return core.jaxprs_in_params(params)
+
+
+def of_module(ctx: mlir.LoweringRuleContext, make: Callable[[], Any]) -> Any:
+    """What is kept of the module that is being lowered, made when first asked for."""
+    kept = ctx.module_context.cached_primitive_lowerings
+    if "jax_layout" not in kept:
+        kept["jax_layout"] = make()
+    return kept["jax_layout"]
 
 
 def varying_axes(x: Any) -> frozenset[str]:

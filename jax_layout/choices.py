@@ -122,12 +122,14 @@ _asked: ContextVar[list[Any] | None] = ContextVar("asked", default=None)
 _given: list[str | None] = [None]  # what use_choices() was told
 
 
-def choose(work: Work, methods: Sequence[str] = OURS) -> str | None:
+def choose(work: Work, methods: Sequence[str] = OURS, passes: int = 1) -> str | None:
     """The method that runs a call.
 
     Args:
       work: the call.
       methods: those that can, in the order in which they are tried without a table.
+      passes: over as much memory that it stands for. What only moves numbers, and XLA
+        would have moved on the way to their reader, costs one more, as long as its own.
 
     Returns:
       its name, or None for plain `jax.lax`.
@@ -147,7 +149,17 @@ def choose(work: Work, methods: Sequence[str] = OURS) -> str | None:
         return None
     if source == "kernels":
         return methods[0]
-    return _best(work, tuple(methods), source)
+    return _best(work, tuple(methods), source, passes)
+
+
+def are_plain() -> bool:
+    """Whether everything is to be plain `jax.lax`, also what no table knows."""
+    return (_forced.get() or (_source(), None)) == ("lax", None)
+
+
+def are_all_ours() -> bool:
+    """Whether every kernel that can run is to run, whatever is faster."""
+    return (_forced.get() or (_source(), None)) == ("kernels", None)
 
 
 @contextlib.contextmanager
@@ -235,7 +247,9 @@ def _source() -> str:
 
 
 @functools.lru_cache(maxsize=65536)
-def _best(work: Work, methods: tuple[str, ...], source: str) -> str | None:
+def _best(
+    work: Work, methods: tuple[str, ...], source: str, passes: int = 1
+) -> str | None:
     # Where several tables count, the slowest ratio does; of one that does not know a
     # method nothing follows.
     known: dict[str, float] = {}
@@ -254,7 +268,8 @@ def _best(work: Work, methods: tuple[str, ...], source: str) -> str | None:
         for table in packaged():
             ask(table)
     best = max(known, key=known.__getitem__, default=None)
-    return best if best is not None and known[best] >= GAIN else None
+    enough = best is not None and known[best] >= passes * GAIN
+    return best if enough else None
 
 
 # --- files
@@ -407,3 +422,13 @@ def threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@functools.cache
+def level2_bytes() -> int:
+    """What the second-level caches of these processors hold together."""
+    try:
+        size = os.sysconf("SC_LEVEL2_CACHE_SIZE")  # 0 or -1 where nobody knows
+    except (AttributeError, OSError, ValueError):
+        size = 0
+    return (size if size > 0 else 1 << 20) * threads()

@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jax_layout.install.run import NoScript, add_options, start
+
 _EXAMPLES = """\
 examples:
   jax-layout explain mypackage.model:loss --shape 8x3x224x224:float32
@@ -35,6 +37,7 @@ examples:
   jax-layout explain train:step --arguments train:example
   jax-layout doctor
   jax-layout tune --quick
+  jax-layout run --report train.py --epochs 3
   jax-layout bench permute --set tiny
   jax-layout demo
 
@@ -148,6 +151,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="another file than that of the user's cache folder, which is the one used",
     )
+    run = command(
+        "run",
+        _script,
+        "run a script as it is, with jax's own operations on kernels of this package",
+        "run --report train.py --epochs 3",
+    )
+    add_options(run)
     bench = command(
         "bench",
         _bench,
@@ -517,6 +527,13 @@ def _tune(options: argparse.Namespace, rest: Sequence[str]) -> int:
         return 1
     print(json.dumps(dataclasses.asdict(outcome)) if options.json else outcome)
     return 1 if outcome.failures else 0
+
+
+def _script(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    try:
+        return start(options)
+    except NoScript as error:
+        raise _Wrong(str(error)) from error
 
 
 # --- what a checkout has

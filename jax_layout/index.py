@@ -232,7 +232,8 @@ def _whole_bytes(dtype: Any) -> bool:
 # --- index_select_p: `mode` is "fill", "clip", or "zero", which fills with zeros
 
 
-def _fill_value(dtype: Any, mode: str) -> Any:
+def fill_value(dtype: Any, mode: str) -> Any:
+    """What a row out of range is filled with, in a mode of `index_select_p`."""
     if mode != "fill":
         return np.zeros((), dtype)
     if jnp.issubdtype(dtype, jnp.inexact):
@@ -272,7 +273,7 @@ def _select_kernel(
 ) -> Kernel | None:
     if not _whole_bytes(x.dtype) or x.size == 0 or index.size == 0:
         return None
-    fill = np.frombuffer(_fill_value(x.dtype, mode).tobytes(), np.uint8)
+    fill = np.frombuffer(fill_value(x.dtype, mode).tobytes(), np.uint8)
     clip, work = mode == "clip", rows.work_of("index_select", x, index, axis)
     return Kernel(
         {"axis": np.int64(axis), "clip": clip, "wrap": wrap, "fill": fill},

@@ -349,12 +349,8 @@ def _lower(
     *operands: Any,
     **params: Any,
 ) -> Any:
-    assert op.kernel is not None
-    kernel = None
-    if op.dtypes is None or ctx.avals_out[0].dtype.name in op.dtypes:
-        kernel = op.kernel(platform, *ctx.avals_in, **params)
-    # XLA sums unreduced operands where it pleases; only lax knows to leave them.
-    if kernel is None or any(map(_compat.is_unreduced, ctx.avals_in)):
+    kernel = _kernel(op, platform, ctx, params)
+    if kernel is None:
         return fallback(ctx, *operands, **params)
     spread = _compat.partitioning(ctx)
     if spread == "none":
@@ -362,12 +358,56 @@ def _lower(
         if chosen is None:
             with choices.forced("lax"):  # the operators that it is made of, too
                 return fallback(ctx, *operands, **params)
-        return _custom_call(op, chosen, ctx, *operands)
+        return custom_call(op, chosen, ctx, *operands)
     if spread == "unknown" or op.sharding is None:
         return fallback(ctx, *operands, **params)
     rule = op.sharding(*ctx.avals_in, **params)
     partitioned = _partitioned(op, functools.partial(apply, **params), rule, params)
     return mlir.lower_fun(partitioned, op.multiple_results)(ctx, *operands)
+
+
+def _kernel(
+    op: Op, platform: str, ctx: mlir.LoweringRuleContext, params: Mapping[str, Any]
+) -> Kernel | None:
+    if op.kernel is None:
+        return None
+    if op.dtypes is not None and ctx.avals_out[0].dtype.name not in op.dtypes:
+        return None
+    # XLA sums unreduced operands where it pleases; only lax knows to leave them.
+    if any(map(_compat.is_unreduced, ctx.avals_in)):
+        return None
+    return op.kernel(platform, *ctx.avals_in, **params)
+
+
+def chosen_kernel(
+    name: str,
+    platform: str,
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    passes: int = 1,
+    **params: Any,
+) -> Kernel | None:
+    """The custom call that an operator would be, in the place of what jax lowers.
+
+    Args:
+      name: the operator's.
+      platform: jax's name of it.
+      ctx: whose avals are those of the operator's operands and results.
+      operands: values of the program that is being lowered.
+      passes: as in `choices.choose`.
+      params: the operator's.
+
+    Returns:
+      the kernel, with the method that the tables choose; None for plain `lax`, also
+      where XLA is to partition the program.
+    """
+    op = _operators[name]
+    if platform not in op.platforms or not _backends.available(platform):
+        return None
+    if _compat.partitioning(ctx) != "none":
+        return None
+    kernel = _kernel(op, platform, ctx, params)
+    return kernel and by_choice(_ordered(kernel, ctx, operands), passes)
 
 
 def _ordered(
@@ -381,11 +421,11 @@ def _ordered(
     return (None if order is None else kernel.in_order(order)) or kernel
 
 
-def by_choice(kernel: Kernel) -> Kernel | None:
+def by_choice(kernel: Kernel, passes: int = 1) -> Kernel | None:
     """The kernel with the method that the tables choose; None for plain `lax`."""
     if kernel.work is None:
         return kernel
-    method = choices.choose(kernel.work, kernel.methods)
+    method = choices.choose(kernel.work, kernel.methods, passes)
     if method is None or kernel.methods == choices.OURS:
         return kernel if method else None
     return dataclasses.replace(
@@ -393,9 +433,11 @@ def by_choice(kernel: Kernel) -> Kernel | None:
     )
 
 
-def _custom_call(
-    op: Op, kernel: Kernel, ctx: mlir.LoweringRuleContext, *operands: Any
+def custom_call(
+    op: Op | str, kernel: Kernel, ctx: mlir.LoweringRuleContext, *operands: Any
 ) -> Any:
+    """Lowers to the custom call of a kernel, of an operator or one of this name."""
+    op = _operators[op] if isinstance(op, str) else op
     results = len(ctx.avals_out)
     operand_layouts, result_layouts = kernel.operand_layouts, kernel.result_layouts
     if kernel.prepare is not None:

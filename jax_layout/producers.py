@@ -7,9 +7,11 @@ memory as the call wants it; and it copies what lies otherwise than a call decla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 ir = mlir.ir
@@ -26,6 +28,11 @@ _ANYWHERE = frozenset(
     f"stablehlo.{name}" for name in ("constant", "iota", "broadcast_in_dim")
 )
 _MOST_VISITED = 64  # operations
+# Operations whose results are written before anything else reads them.
+_WRITTEN = frozenset(
+    "stablehlo.while stablehlo.case stablehlo.gather stablehlo.scatter "
+    "stablehlo.sort stablehlo.reduce_window stablehlo.fft".split()
+)
 
 
 def through_transposes(value: Any, layout: Sequence[int]) -> tuple[Any, list[int]]:
@@ -36,11 +43,130 @@ def through_transposes(value: Any, layout: Sequence[int]) -> tuple[Any, list[int
       layout: its axes in the order of memory, the slowest to change first.
     """
     layout = list(layout)
-    while (operation := _made_by(value, "stablehlo.transpose")) is not None:
-        permutation = [int(axis) for axis in operation.attributes["permutation"]]
+    while (permutation := permuted(value)) is not None:
         layout = [permutation[axis] for axis in layout]
-        value = operation.operands[0]
+        value = maker(value).operands[0]
     return value, layout
+
+
+def maker(value: Any) -> Any:
+    """The operation whose result a value is; None of an argument."""
+    owner = value.owner
+    return None if isinstance(owner, ir.Block) else getattr(owner, "operation", owner)
+
+
+def permuted(value: Any) -> list[int] | None:
+    """The axes of what a value is a transpose of, by XLA or a kernel.
+
+    None if it is not, or of one that moves nothing, which may stand for its operand.
+    """
+    operation = maker(value)
+    if operation is None:
+        return None
+    if operation.name == "stablehlo.transpose":
+        axes = [int(axis) for axis in operation.attributes["permutation"]]
+        return None if axes == sorted(axes) else axes
+    if calls(operation, "jax_layout_permute"):
+        config = ir.DictAttr(operation.attributes["mhlo.backend_config"])
+        order = ir.DenseIntElementsAttr(config["axes"])
+        return [int(order[i]) for i in range(len(order))]
+    return None
+
+
+def calls(operation: Any, target: str) -> bool:
+    """Whether an operation is a custom call of this target."""
+    if operation.name != "stablehlo.custom_call":
+        return False
+    return ir.StringAttr(operation.attributes["call_target_name"]).value == target
+
+
+def may_repeat() -> bool:
+    """Whether what is lowered now may be in a loop: in its body, or in a function."""
+    operation: Any = ir.InsertionPoint.current.block.owner.operation
+    while operation.name not in ("stablehlo.while", "func.func"):
+        operation = operation.parent.operation
+    return operation.name == "stablehlo.while" or not _is_public(operation)
+
+
+def for_xla(value: Any) -> Any:
+    """A value as XLA has it best, which reads through transposes of its own."""
+    operation = maker(value)
+    if operation is None or not calls(operation, "jax_layout_permute"):
+        return value
+    axes = permuted(value) or ()
+    return stablehlo.transpose(operation.operands[0], ir.DenseI64ArrayAttr.get(axes))
+
+
+def widened_from(value: Any) -> Any:
+    """What a float32 value is, widened from 16 bits; None if it is not."""
+    operation = maker(value)
+    if operation is None or operation.name != "stablehlo.convert":
+        return None
+    names = [str(ir.RankedTensorType(v.type).element_type)
+             for v in (operation.operands[0], value)]  # fmt: skip
+    return operation.operands[0] if names in (["bf16", "f32"], ["f16", "f32"]) else None
+
+
+def is_zeros(value: Any) -> bool:
+    """Whether a value is the number 0, repeated."""
+    operation = maker(value)
+    if operation is None or operation.name != "stablehlo.broadcast_in_dim":
+        return False
+    operation = maker(operation.operands[0])
+    if operation is None or operation.name != "stablehlo.constant":
+        return False
+    text = str(operation.attributes["value"])
+    return text.startswith(("dense<0.000000e+00>", "dense<0>"))
+
+
+def is_fused(value: Any) -> bool:
+    """Whether XLA may compute a value in one loop with the transpose that reads it.
+
+    Or lay it out as the transpose wants it, so that nothing moves.
+    """
+    while (operation := maker(value)) and operation.name == "stablehlo.reshape":
+        value = operation.operands[0]
+    if operation is None:
+        return not _is_written_argument(value)
+    if operation.name == "stablehlo.custom_call":
+        return _order_of_result(operation, operation.results[0]) != ()
+    return operation.name not in _WRITTEN
+
+
+def through_softmax(values: Sequence[Any], exponential: Any) -> list[Any]:
+    """What a softmax was made of, before these values: results of products, say.
+
+    Args:
+      values: operands of a product.
+      exponential: `exponential(call)`: whether what a `func.call` calls holds one.
+
+    Returns:
+      results, neither of elementwise operations nor of calls, that went through an
+      exponential on their way, and kept their size.
+    """
+    pending = [(value, False) for value in values]
+    visited: set[tuple[Any, bool]] = set()
+    found = []
+    while pending and len(visited) < 2 * _MOST_VISITED:
+        value, behind = pending.pop()
+        operation = maker(value)
+        if operation is None or (value, behind) in visited:
+            continue
+        visited.add((value, behind))
+        name = operation.name
+        if name in _ELEMENTWISE or name in ("func.call", "stablehlo.reshape"):
+            behind |= name == "stablehlo.exponential" or (
+                name == "func.call" and exponential(operation)
+            )
+            size = _size(value)
+            pending += [(v, behind) for v in operation.operands if _size(v) == size]
+        elif behind:
+            found.append(value)
+    return found
+
+
+def _size(value: Any) -> int:
+    return math.prod(ir.RankedTensorType(value.type).shape)
 
 
 def order_of(values: Sequence[Any]) -> tuple[int, ...] | None:
@@ -64,7 +190,8 @@ def order_of(values: Sequence[Any]) -> tuple[int, ...] | None:
         if operation in visited:
             continue
         visited.add(operation)
-        if operation.name in _ELEMENTWISE:
+        same = operation.name == "stablehlo.transpose" and permuted(value) is None
+        if same or operation.name in _ELEMENTWISE:
             pending.extend(operation.operands)
         elif operation.name == "stablehlo.custom_call":
             found.add(_order_of_result(operation, value))
@@ -77,16 +204,21 @@ def order_of(values: Sequence[Any]) -> tuple[int, ...] | None:
     return found.pop() if found else ()
 
 
-def _made_by(value: Any, name: str) -> Any:
-    owner = getattr(value.owner, "operation", value.owner)
-    return None if isinstance(owner, ir.Block) or owner.name != name else owner
+def _is_written_argument(argument: Any) -> bool:
+    """Whether it is one of the program's or of a loop, and of no call."""
+    region = argument.owner.owner.operation
+    return region.name == "stablehlo.while" or _is_public(region)
+
+
+def _is_public(function: Any) -> bool:
+    if function.name != "func.func" or "sym_visibility" not in function.attributes:
+        return False
+    return ir.StringAttr(function.attributes["sym_visibility"]).value == "public"
 
 
 def _row_major_argument(argument: Any) -> bool:
     function = argument.owner.owner.operation
-    if function.name != "func.func" or "sym_visibility" not in function.attributes:
-        return False
-    if ir.StringAttr(function.attributes["sym_visibility"]).value != "public":
+    if not _is_public(function):
         return False
     if "arg_attrs" not in function.attributes:
         return True

@@ -21,7 +21,7 @@ FLOORS = (
     {"index", "geam", "convnet"},
     {"segments"},
     {"optimize"},
-    {"explain"},
+    {"explain", "install"},
     {"__init__"},
     {"tune"},
     {"cli", "equinox"},

@@ -21,10 +21,10 @@ from benchmarks.results import CaseResult, Report
 from benchmarks.runner import Work
 
 
-def _work(group: str, program: Program, timing: Timing) -> Work:
+def _work(group: str, program: Program, timing: Timing, installed: bool) -> Work:
     def measured(on_round: Callable[[], None]) -> CaseResult:
         try:
-            return run(group, program, timing, on_round)
+            return run(group, program, timing, on_round, installed)
         finally:
             jax.clear_caches()  # of the next program's memory
 
@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = runner.parser("programs", __doc__, seconds=2.0)
     add = parser.add_argument
     add("--only", nargs="+", choices=COLLECTIONS, metavar="NAME", help="collections")
+    add("--installed", action="store_true", help="under jl.installed(), not optimised")
     add("--list", action="store_true", help="only list the programs")
     options = parser.parse_args(arguments)
     console = runner.console()
@@ -72,7 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             words = f"{group}: left out, without {', '.join(lacking)}"
             console.print(f"{words}: pip install -e '.[models]'", markup=False)
         else:
-            works += [_work(group, each, timing) for each in collection.programs]
+            works += [
+                _work(group, each, timing, options.installed)
+                for each in collection.programs
+            ]
     if options.list:
         for work in works:
             console.print(work.title, highlight=False, markup=False)

@@ -26,13 +26,21 @@ _NUDGE = {"float32": 2.0**-17, "bfloat16": 2.0**-7}
 
 
 def run(
-    group: str, program: Program, timing: Timing, on_round: Callable[[], None]
+    group: str,
+    program: Program,
+    timing: Timing,
+    on_round: Callable[[], None],
+    installed: bool = False,
 ) -> CaseResult:
-    """Checks a program, and times it as it is and optimised."""
+    """Checks a program, and times it as it is and optimised, or with kernels in it."""
     f, args = program.make(jnp.dtype(program.dtype))
     jax.eval_shape(lambda *args: f(*args), *args)  # jax.numpy's own jits are traced
     theirs, their_seconds = _compiled(f, args)
-    ours, our_seconds = _compiled(jl.optimize_layout(f), args)
+    if installed:
+        with jl.installed():
+            ours, our_seconds = _compiled(f, args)
+    else:
+        ours, our_seconds = _compiled(jl.optimize_layout(f), args)
     expected = theirs(*args)
     size = _NUDGE[program.dtype]
     others = [theirs(*nudged(args, size, seed)) for seed in range(2)]

@@ -67,7 +67,7 @@ def conv_general_dilated(
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     known = None
     if lhs.dtype == rhs.dtype and lhs.ndim == rhs.ndim >= 2:
-        known = _recognise(
+        known = recognise(
             lhs.shape,
             rhs.shape,
             window_strides,
@@ -86,9 +86,7 @@ def conv_general_dilated(
         )  # fmt: skip
     result, conv = known
     if result == "x":
-        # The convolution reads its taps from the other end.
-        rhs = lax.rev(rhs, conv.w_order[2:])
-        rhs = move_groups(rhs, conv.w_order[1], conv.w_order[0], conv.groups)
+        rhs = turned(rhs, conv)
     dtype = lhs.dtype if preferred_element_type is None else preferred_element_type
     return PASSES[result](
         lhs,
@@ -100,7 +98,13 @@ def conv_general_dilated(
     )
 
 
-def _recognise(
+def turned(rhs: Array, conv: Convolution) -> Array:
+    """The weight of an input gradient, which reads its taps from the other end."""
+    rhs = lax.rev(rhs, conv.w_order[2:])
+    return move_groups(rhs, conv.w_order[1], conv.w_order[0], conv.groups)
+
+
+def recognise(
     lhs: Sizes,
     rhs: Sizes,
     strides: Sequence[int],

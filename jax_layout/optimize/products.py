@@ -137,9 +137,13 @@ def dot_general(
 
 
 def _letters(eqn: Equation) -> tuple[str, str, str]:
-    """The terms of a `dot_general`, in the notation of einsum."""
-    (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
     a, b = (v.aval.ndim for v in eqn.invars)
+    return letters_of(eqn.params["dimension_numbers"], a, b)
+
+
+def letters_of(dimension_numbers: Any, a: int, b: int) -> tuple[str, str, str]:
+    """The terms of a `dot_general` of so many axes, in the notation of einsum."""
+    (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = dimension_numbers
     letters = iter(string.ascii_letters)
     x = [next(letters) for _ in range(a)]
     shared = dict(zip((*rhs_sum, *rhs_batch), (*lhs_sum, *lhs_batch), strict=True))
@@ -326,11 +330,21 @@ def _jaxprs(params: Mapping[str, Any]) -> list[Any]:
 
 
 def _attends(scores: Equation) -> bool:
-    """Whether kernels of ours, one for each product, are worth cutting XLA's fusion."""
+    a, b = (v.aval for v in scores.invars)
+    return attends(a, b, scores.params["dimension_numbers"])
+
+
+def attends(a: Any, b: Any, dimension_numbers: Any) -> bool:
+    """Whether kernels of ours, one for each product, are worth cutting XLA's fusion.
+
+    Args:
+      a: the first operand of the product before the softmax.
+      b: the second.
+      dimension_numbers: the product's, as in `jax.lax.dot_general`.
+    """
     if choices.profile() == "amx":
         return True
-    a, b = (v.aval for v in scores.invars)
-    (summed, _), (batch, _) = scores.params["dimension_numbers"]
+    (summed, _), (batch, _) = dimension_numbers
     extents = [math.prod(a.shape[i] for i in axes) for axes in (batch, summed)]
     rows, columns = (v.size // math.prod(extents) for v in (a, b))
     sizes = (extents[0], rows, columns, extents[1])
