@@ -51,6 +51,7 @@ BENCHMARKS = (
     Benchmark("layout", "layout", quick=_quick(5, 1.0)),
     Benchmark("programs", "programs", quick=_quick(3, 1.0)),
     Benchmark("conv", "conv", quick=_quick(5, 0.7)),
+    Benchmark("attention", "attention", quick=_quick(5, 1.0)),
     Benchmark("index", "index", quick=_quick(5, 0.4)),
     Benchmark("operators", "operators", quick=_quick(5, 0.3)),
     Benchmark("permute-ml", "permute", ("--set", "ml"), _quick(5, 0.5)),

@@ -16,6 +16,8 @@ ShapeDtypeStruct(shape=(1000000, 1000000), dtype=float32)
 
 from importlib.metadata import version as _version
 
+from jax_layout.attention.attention import dot_product_attention
+from jax_layout.attention.cache import update_cache
 from jax_layout.choices import use_choices
 from jax_layout.convnet.conv import conv, conv_transpose, conv_weight_format
 from jax_layout.convnet.dropout import dropout, dropout2d
@@ -144,6 +146,7 @@ __all__ = [
     "define",
     "divide",
     "dot_general",
+    "dot_product_attention",
     "dropout",
     "dropout2d",
     "einsum",
@@ -210,6 +213,7 @@ __all__ = [
     "trim_memory",
     "tune_gemms",
     "uninstall",
+    "update_cache",
     "use_choices",
     "where",
     "with_memory_format",

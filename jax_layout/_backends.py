@@ -145,6 +145,12 @@ def warn_not_built(platform: str) -> None:
     )
 
 
+@functools.cache
+def has_kernels(kind: str) -> bool:
+    """Whether CPU kernels of a kind, such as "attention", run on this processor."""
+    return available("cpu") and bool(module("cpu").kernels()[kind]["level"])
+
+
 def register_handler(target: str, handler: Any, platform: str) -> None:
     """Registers one handler for a platform, by jax's name of it."""
     jax.ffi.register_ffi_target(target, handler, platform=_BACKENDS[platform][1])

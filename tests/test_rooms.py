@@ -18,7 +18,7 @@ FLOORS = (
     {"op"},
     {"permute"},
     {"products", "formats", "rows"},
-    {"index", "geam", "convnet"},
+    {"index", "geam", "attention", "convnet"},
     {"segments"},
     {"optimize"},
     {"explain", "install"},

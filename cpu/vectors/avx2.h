@@ -96,6 +96,12 @@ struct Avx2Floats {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
   }
+  static JAX_LAYOUT_INLINE float Largest(Reg v) {
+    __m128 s =
+        _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+  }
   static JAX_LAYOUT_INLINE void Transpose(Reg* r) {
     Reg t[8];
 #pragma GCC unroll 4

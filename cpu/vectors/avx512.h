@@ -98,6 +98,9 @@ struct Avx512Floats {
     return r * (Set(2.f) - v * r);
   }
   static JAX_LAYOUT_INLINE float Sum(Reg v) { return _mm512_reduce_add_ps(v); }
+  static JAX_LAYOUT_INLINE float Largest(Reg v) {
+    return _mm512_reduce_max_ps(v);
+  }
   static JAX_LAYOUT_INLINE Reg LowPairs(Reg a, Reg b) {
     return _mm512_castpd_ps(
         _mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));

@@ -15,7 +15,7 @@
 //   WherePositive(x, z)    z where x > 0, else 0
 //   Round, TimesTwoTo      to the nearest integer; x * 2^n for such n
 //   Reciprocal             to f32 accuracy
-//   Sum                    of the lanes
+//   Sum, Largest           of the lanes
 //   Transpose              kLanes vectors, as the rows of a matrix
 #ifndef JAX_LAYOUT_CPU_GEMM_EPILOGUE_H_
 #define JAX_LAYOUT_CPU_GEMM_EPILOGUE_H_

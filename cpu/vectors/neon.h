@@ -85,6 +85,7 @@ struct NeonFloats {
   }
   static JAX_LAYOUT_INLINE Reg Reciprocal(Reg v) { return Set(1.f) / v; }
   static JAX_LAYOUT_INLINE float Sum(Reg v) { return vaddvq_f32(v); }
+  static JAX_LAYOUT_INLINE float Largest(Reg v) { return vmaxvq_f32(v); }
   static JAX_LAYOUT_INLINE void Transpose(Reg* r) {
     const float32x4x2_t low = vzipq_f32(r[0], r[2]);
     const float32x4x2_t high = vzipq_f32(r[1], r[3]);

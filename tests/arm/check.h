@@ -199,6 +199,7 @@ void CheckFinish();
 void CheckMoments();
 void CheckIndex();
 void CheckGeam();
+void CheckAttention();
 // Of CheckMatvec(), on AArch64.
 void CheckVectors();
 

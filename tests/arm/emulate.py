@@ -20,7 +20,8 @@ COMPILER = "aarch64-linux-gnu-g++"
 EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 LEVELS = ("portable", "neon")
 CHECKS = (
-    "permute depthwise grouped winograd matvec skinny blocked finish moments index geam"
+    "permute depthwise grouped winograd matvec skinny blocked finish moments index "
+    "geam attention"
 ).split()
 
 

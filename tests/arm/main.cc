@@ -24,7 +24,7 @@ int main(int count, char** arguments) {
       {"matvec", CheckMatvec},   {"skinny", CheckSkinny},
       {"blocked", CheckBlocked}, {"finish", CheckFinish},
       {"moments", CheckMoments}, {"index", CheckIndex},
-      {"geam", CheckGeam},
+      {"geam", CheckGeam},       {"attention", CheckAttention},
   };
   const char* const level = Name(BestIsa());
   if (count < 3 || std::strcmp(level, arguments[1]) != 0) {

@@ -20,6 +20,12 @@ from jax.test_util import check_grads
 
 import jax_layout as jl
 from hlo import compiled, kernels
+from jax_layout.attention.blocked import (
+    attention_backward_p,
+    attention_p,
+    attention_tangent_p,
+)
+from jax_layout.attention.cache import update_cache_p
 from jax_layout.convnet.convolution import (
     conv_fused_p,
     conv_input_grad_p,
@@ -103,6 +109,28 @@ _PACKED = MemoryFormat.named("IHWO2o")
 _WINDOW = Window(3, 2, 1, 1, 1, 1, 7, 4)
 _CHOSEN = (1 + np.arange(4 * 4 * 6) % 2).astype(np.uint8).reshape(4, 4, 6)
 _FLOAT8 = np.dtype(jnp.float8_e4m3fn)
+
+# Kernels are for float32 and smaller, which tests/attention has.
+_ATTENTION: dict[str, Any] = {
+    "q_axes": (0, 1, 2, 3, 4),
+    "k_axes": (0, 1, 2, 3),
+    "scale": 0.5,
+    "causal": True,
+    "window": (3, -1),
+    "has": (True, False, False, True),
+}
+_HEADS_FIRST = _ATTENTION | {
+    "q_axes": (0, 3, 1, 2, 4),
+    "k_axes": (0, 2, 1, 3),
+    "causal": False,
+    "has": (False, True, True, False),
+}
+_Q, _K = (2, 6, 2, 2, 4), (2, 8, 2, 4)
+_QH, _KH = (2, 2, 2, 6, 4), (2, 2, 8, 4)
+_BIAS = (1, 2, 1, 6, 8)
+_MASK = np.arange(2 * 6 * 8).reshape(2, 1, 1, 6, 8) % 3 > 0
+_LSE = (2, 2, 2, 6)
+_NO_Q, _NO_QH = (2, 0, 2, 2, 4), (2, 2, 2, 0, 4)
 
 EXAMPLES = {
     "conv": [
@@ -253,6 +281,75 @@ EXAMPLES = {
             [(0, 6), (0, 8), (6, 8)][: 2 + addend],
         )
         for addend in (False, True)
+    ],
+    "attention": [
+        Example(
+            partial(attention_p, **_ATTENTION),
+            [_Q, _K, _K, _BIAS, index(5, 8)],
+            [_NO_Q, _K, _K, (1, 2, 1, 0, 8), index(5, 8)],
+            kernel=False,
+            smooth=False,  # the logarithms of sums have no gradient, as in jax.nn
+        ),
+        Example(
+            partial(attention_p, **_HEADS_FIRST),
+            [_QH, _KH, _KH, _MASK, index(6, 3)],
+            [_NO_QH, _KH, _KH, _MASK[..., :0, :], index(0, 0)],
+            kernel=False,
+            smooth=False,
+        ),
+    ],
+    "attention_tangent": [
+        Example(
+            partial(attention_tangent_p, **_ATTENTION),
+            [_Q, _K, _K, _Q, _K, _K, _BIAS, index(5, 8), _Q, _LSE],
+            [
+                _NO_Q,
+                _K,
+                _K,
+                _NO_Q,
+                _K,
+                _K,
+                (1, 2, 1, 0, 8),
+                index(5, 8),
+                _NO_Q,
+                (2, 2, 2, 0),
+            ],
+        )
+    ],
+    "attention_backward": [
+        Example(
+            partial(attention_backward_p, **_ATTENTION),
+            [_Q, _Q, _K, _K, _BIAS, index(5, 8), _Q, _LSE],
+            [_NO_Q, _NO_Q, _K, _K, (1, 2, 1, 0, 8), index(5, 8), _NO_Q, (2, 2, 2, 0)],
+            kernel=False,
+        ),
+        Example(
+            partial(attention_backward_p, **_HEADS_FIRST),
+            [_QH, _QH, _KH, _KH, _MASK, index(6, 3), _QH, _LSE],
+            [
+                _NO_QH,
+                _NO_QH,
+                _KH,
+                _KH,
+                _MASK[..., :0, :],
+                index(0, 0),
+                _NO_QH,
+                (2, 2, 2, 0),
+            ],
+            kernel=False,
+        ),
+    ],
+    "update_cache": [
+        Example(
+            partial(update_cache_p, axis=1, strict=False),
+            [(4, 6, 2), (4, 2, 2), index(0, 3, 5, -1)],
+            [(4, 0, 2), (4, 2, 2), index(0, 3, 5, -1)],
+        ),
+        Example(
+            partial(update_cache_p, axis=2, strict=False),
+            [(2, 4, 6, 2), (2, 4, 1, 2), index(7, 3)],
+            [(2, 4, 6, 2), (2, 4, 0, 2), index(7, 3)],
+        ),
     ],
     "geam": [
         Example(

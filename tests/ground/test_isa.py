@@ -31,6 +31,7 @@ KERNELS = {
     "index": ("portable", "avx2"),
     "moments": ("portable", "avx2", "avx512"),
     "geam": ("portable", "avx2"),
+    "attention": ("avx2", "avx512", "avx512_bf16"),
 }
 # What oneDNN may call the instruction set that it uses.
 ONEDNN = {
@@ -89,6 +90,10 @@ pixels = jnp.asarray(rng.integers(-128, 128, (2, 32, 28, 28)), jnp.int8)
 rows = jnp.asarray(rng.integers(-300, 300, 900), jnp.int32)
 table, source = array(300, 70), array(900, 70)
 
+q, k, v = array(2, 70, 4, 40), array(2, 90, 2, 40), array(2, 90, 2, 40)
+def gradients(attend):
+    return jax.vjp(lambda *x: attend(*x, is_causal=True), q, k, v)[1](q)
+
 def low(a, b, dtype):
     return (a.astype(dtype), b.astype(dtype))
 ours = jax.jit(lambda: {
@@ -116,6 +121,9 @@ ours = jax.jit(lambda: {
     "variance": moments(image, (0, 2, 3))[1],
     "geam": jl.geam(square, square, 2.0, -0.5, transpose_b=True),
     "geam_bf16": jl.geam(*low(square, square, jnp.bfloat16)),
+    "attention": jl.dot_product_attention(q, k, v),
+    "one_query": jl.dot_product_attention(q[:, :1], k, v),
+    **dict(zip(("dq", "dk", "dv"), gradients(jl.dot_product_attention))),
 })()
 at = rows % 300
 plain = {
@@ -143,6 +151,9 @@ plain = {
     "variance": image.var((0, 2, 3)),
     "geam": 2 * square - 0.5 * square.T,
     "geam_bf16": 2 * square.astype(jnp.bfloat16),
+    "attention": jax.nn.dot_product_attention(q, k, v),
+    "one_query": jax.nn.dot_product_attention(q[:, :1], k, v),
+    **dict(zip(("dq", "dk", "dv"), gradients(jax.nn.dot_product_attention))),
 }
 assert ours.keys() == plain.keys()
 for name, want in plain.items():

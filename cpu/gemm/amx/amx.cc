@@ -9,7 +9,7 @@
 
 #include "core/arithmetic.h"
 #include "cpu/gemm/amx/tiles.h"
-#include "cpu/gemm/scratch.h"
+#include "cpu/scratch.h"
 #include "cpu/isa.h"
 
 namespace jax_layout {

@@ -14,7 +14,7 @@
 #include "core/arithmetic.h"
 #include "cpu/gemm/blocked/kernels.h"
 #include "cpu/gemm/finish.h"
-#include "cpu/gemm/scratch.h"
+#include "cpu/scratch.h"
 
 namespace jax_layout {
 namespace {

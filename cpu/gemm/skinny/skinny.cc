@@ -8,7 +8,7 @@
 
 #include "core/arithmetic.h"
 #include "cpu/gemm/finish.h"
-#include "cpu/gemm/scratch.h"
+#include "cpu/scratch.h"
 #include "cpu/gemm/skinny/kernels.h"
 
 namespace jax_layout {

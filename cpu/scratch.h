@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef JAX_LAYOUT_CPU_GEMM_SCRATCH_H_
-#define JAX_LAYOUT_CPU_GEMM_SCRATCH_H_
+#ifndef JAX_LAYOUT_CPU_SCRATCH_H_
+#define JAX_LAYOUT_CPU_SCRATCH_H_
 
 #include <cstdint>
 #include <cstdlib>
@@ -45,4 +45,4 @@ class Scratch {
 
 }  // namespace jax_layout
 
-#endif  // JAX_LAYOUT_CPU_GEMM_SCRATCH_H_
+#endif  // JAX_LAYOUT_CPU_SCRATCH_H_

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/attention/attention.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <new>
+
+#include "core/arithmetic.h"
+#include "cpu/attention/kernels.h"
+#include "cpu/scratch.h"
+
+namespace jax_layout {
+namespace {
+
+// Multiply-adds worth handing to another thread, about 15 microseconds.
+constexpr int64_t kTaskWork = 2 << 20;
+// A few tasks per thread even out what else the machine does, and that later
+// queries see more.
+constexpr int64_t kTasksPerThread = 4;
+// Blocks of a task: for so many queries keys and values are packed once, and
+// the memory of their sums is a few megabytes at most.
+constexpr int64_t kLeastBlocks = 4, kMostBlocks = 40;
+// Keys of a part, where queries are few.
+constexpr int64_t kLeastKeys = 256;
+// Keys whose gradients of several tasks are added up at a time.
+constexpr int64_t kJoinedKeys = 256;
+
+const Kernels<const AttentionKernels*> kKernels(
+    "attention", {
+#ifdef __x86_64__
+                     {Isa::kAvx512Bf16, &kAttentionAvx512Bf16},
+                     {Isa::kAvx512, &kAttentionAvx512},
+                     {Isa::kAvx2, &kAttentionAvx2},
+#elif defined(__aarch64__)
+                     {Isa::kNeon, &kAttentionNeon},
+#endif
+                 });
+
+Status NoKernel() { return Status::Error("attention: no kernel here."); }
+Status NoMemory() { return Status::Error("attention: out of memory."); }
+
+// Into how many tasks the queries of a head are cut.
+int64_t CutsOfHead(const AttentionProblem& p, int64_t blocks,
+                   const Executor& executor) {
+  const int64_t wanted =
+      CeilDiv(executor.num_threads() * kTasksPerThread, p.batch * p.heads);
+  return std::clamp<int64_t>(blocks / kLeastBlocks, 1, wanted);
+}
+
+// What a task does: blocks of one head.
+struct Part {
+  int64_t batch, head, cut, first, last;
+};
+
+// Calls run(part, memory) for all heads and cuts of them, small ones together.
+template <class Run>
+Status ForEachTask(const AttentionProblem& p, int64_t blocks, int64_t cuts,
+                   int64_t floats, int64_t queries, const Executor& executor,
+                   const Run& run) {
+  const int64_t heads = p.batch * p.heads, tasks = heads * cuts;
+  const int64_t work = blocks / cuts * queries * p.keys * p.features * 2;
+  const int64_t together =
+      std::clamp<int64_t>(kTaskWork / std::max<int64_t>(1, work), 1, heads);
+  std::atomic<bool> failed = false;
+  executor.ParallelFor(CeilDiv(tasks, together), [&](int64_t call) {
+    thread_local Scratch scratch;
+    auto* memory = reinterpret_cast<float*>(scratch.Reserve(floats * 4));
+    if (memory == nullptr) {
+      failed = true;
+      return;
+    }
+    for (int64_t i = call * together;
+         i < std::min(tasks, (call + 1) * together); ++i) {
+      // Those that see most come first.
+      const int64_t cut = cuts - 1 - i % cuts, head = i / cuts;
+      run({head / p.heads, head % p.heads, cut, blocks * cut / cuts,
+           blocks * (cut + 1) / cuts},
+          memory);
+    }
+  });
+  return failed ? NoMemory() : Status::Ok();
+}
+
+int64_t FewRows(const AttentionProblem& p) { return p.groups * p.queries; }
+
+Status FewQueries(const AttentionProblem& p, const AttentionBuffers& buffers,
+                  const Executor& executor, const AttentionKernels& kernels) {
+  // Heads whose rows alternate are read together, as they lie.
+  const bool alternate = p.k.head < p.k.row && p.v.head < p.v.row;
+  const int64_t together = alternate ? p.heads : 1;
+  const int64_t heads = p.batch * p.heads, units = heads / together;
+  const int64_t wanted =
+      CeilDiv(executor.num_threads() * kTasksPerThread, units);
+  const int64_t parts = std::clamp<int64_t>(p.keys / kLeastKeys, 1, wanted);
+  const int64_t size = kernels.few_part(p), memory = kernels.few_memory(p);
+  std::unique_ptr<float[]> sums(new (std::nothrow) float[heads * parts * size]);
+  if (sums == nullptr) return NoMemory();
+  const int64_t work =
+      together * FewRows(p) * (p.keys / parts) * p.features * 2;
+  const int64_t tasks = units * parts;
+  const int64_t of_call =
+      std::clamp<int64_t>(kTaskWork / std::max<int64_t>(1, work), 1, tasks);
+  std::atomic<bool> failed = false;
+  executor.ParallelFor(CeilDiv(tasks, of_call), [&](int64_t call) {
+    thread_local Scratch scratch;
+    auto* floats =
+        reinterpret_cast<float*>(scratch.Reserve(together * memory * 4));
+    if (floats == nullptr) {
+      failed = true;
+      return;
+    }
+    for (int64_t i = call * of_call; i < std::min(tasks, (call + 1) * of_call);
+         ++i) {
+      const int64_t first = i / parts * together;
+      kernels.few({p, buffers, first / p.heads, first % p.heads, together,
+                   i % parts, parts, floats, sums.get(), size});
+    }
+  });
+  if (failed) return NoMemory();
+  for (int64_t head = 0; head < heads; ++head) {
+    kernels.finish_few(
+        {p, buffers, head / p.heads, head % p.heads, 0, 0, nullptr},
+        sums.get() + head * parts * size, parts);
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+bool AttentionSupports(const AttentionProblem& p) {
+  return (p.type == DType::kF32 || p.type == DType::kBF16 ||
+          p.type == DType::kF16) &&
+         p.features <= kMostFeatures && kKernels.At() != nullptr;
+}
+
+Status Attention(const AttentionProblem& problem,
+                 const AttentionBuffers& buffers, const Executor& executor) {
+  return Attention(problem, buffers, executor, BestIsa());
+}
+
+Status Attention(const AttentionProblem& p, const AttentionBuffers& buffers,
+                 const Executor& executor, Isa isa) {
+  const AttentionKernels* kernels = kKernels.Take(isa);
+  if (kernels == nullptr || p.features > kMostFeatures) return NoKernel();
+  if (p.Rows() == 0 || p.features == 0) return Status::Ok();
+  if (FewRows(p) <= kernels->few_most) {
+    return FewQueries(p, buffers, executor, *kernels);
+  }
+  const int64_t blocks = p.groups * BlocksOf(p.queries, kernels->queries);
+  // Keys and values are packed once for so many queries.
+  const int64_t cuts =
+      std::max(CutsOfHead(p, blocks, executor), CeilDiv(blocks, kMostBlocks));
+  const int64_t memory = kernels->forward_memory(p, CeilDiv(blocks, cuts));
+  return ForEachTask(p, blocks, cuts, memory, kernels->queries, executor,
+                     [&](const Part& part, float* floats) {
+                       kernels->forward({p, buffers, part.batch, part.head,
+                                         part.first, part.last, floats});
+                     });
+}
+
+Status AttentionGradient(const AttentionProblem& problem,
+                         const AttentionGradientBuffers& buffers,
+                         const Executor& executor) {
+  return AttentionGradient(problem, buffers, executor, BestIsa());
+}
+
+Status AttentionGradient(const AttentionProblem& p,
+                         const AttentionGradientBuffers& buffers,
+                         const Executor& executor, Isa isa) {
+  const AttentionKernels* kernels = kKernels.Take(isa);
+  if (kernels == nullptr || p.features > kMostFeatures) return NoKernel();
+  if (p.Rows() == 0 || p.features == 0) return Status::Ok();
+  const int64_t blocks = p.groups * BlocksOf(p.queries, kernels->queries);
+  const int64_t heads = p.batch * p.heads;
+  // Cuts cost memory, and sums of what they have.
+  const int64_t cuts =
+      heads >= executor.num_threads() ? 1 : CutsOfHead(p, blocks, executor);
+  const int64_t of_part = p.keys * p.features, of_all = heads * cuts * of_part;
+  std::unique_ptr<float[]> parts;
+  if (cuts > 1) {
+    parts.reset(new (std::nothrow) float[2 * of_all]);
+    if (parts == nullptr) return NoMemory();
+  }
+  const int64_t memory = kernels->backward_memory(p, CeilDiv(blocks, cuts));
+  const Status status =
+      ForEachTask(p, blocks, cuts, memory, kernels->queries, executor,
+                  [&](const Part& part, float* floats) {
+                    float* dk = nullptr;
+                    if (cuts > 1) {
+                      const int64_t head = part.batch * p.heads + part.head;
+                      dk = parts.get() + (head * cuts + part.cut) * of_part;
+                    }
+                    kernels->backward({p, buffers, part.batch, part.head,
+                                       part.first, part.last, floats, dk,
+                                       dk == nullptr ? nullptr : dk + of_all});
+                  });
+  if (!status.ok() || cuts == 1) return status;
+  const int64_t pieces = CeilDiv(p.keys, kJoinedKeys);
+  executor.ParallelFor(heads * pieces, [&](int64_t i) {
+    const int64_t head = i / pieces, first = i % pieces * kJoinedKeys;
+    const int64_t last = std::min(p.keys, first + kJoinedKeys);
+    const int64_t at = p.k.At(head / p.heads, head % p.heads, 0, 0);
+    const float* dk = parts.get() + head * cuts * of_part;
+    kernels->join(p, dk, cuts, of_part, first, last, at, buffers.dk);
+    kernels->join(p, dk + of_all, cuts, of_part, first, last, at, buffers.dv);
+  });
+  return Status::Ok();
+}
+
+}  // namespace jax_layout

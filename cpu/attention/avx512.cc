@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifdef __x86_64__
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/attention/kernels.h"  // before what follows is for one processor
+
+// GCC 12's header takes its own undefined registers for a mistake.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,fma")
+#include "cpu/attention/backward.h"
+#include "cpu/vectors/avx512.h"
+
+namespace jax_layout {
+
+const AttentionKernels kAttentionAvx512 = kAttention<Avx512Floats>;
+
+}  // namespace jax_layout
+#endif  // __x86_64__

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention of a few queries, such as the one that generates: keys and values
+// come from memory once, as they lie, for all queries that share them. Where
+// heads are fewer than threads, keys are cut into parts, whose sums are joined
+// (Flash-Decoding, Dao et al. 2023).
+#ifndef JAX_LAYOUT_CPU_ATTENTION_FEW_H_
+#define JAX_LAYOUT_CPU_ATTENTION_FEW_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/attention/forward.h"
+
+namespace jax_layout {
+namespace {
+
+// Queries of a head, at most; keys whose scores are made at a time, at most,
+// and a row of those.
+constexpr int64_t kFewQueries = 16, kStrip = 64, kStripLd = kStrip + 16;
+// Keys of a strip, of all heads that are read together, and as many values are
+// in L2.
+constexpr int64_t kStripBytes = 64 << 10;
+
+inline int64_t FewQueries(const AttentionProblem& p) {
+  return p.groups * p.queries;
+}
+
+// What a part has of its queries, in floats from its beginning.
+template <class V>
+struct FewSums {
+  int64_t wide, sums = 0, most, total, end;
+
+  explicit FewSums(const AttentionProblem& p) {
+    wide = UpTo(p.features, V::kLanes);
+    most = FewQueries(p) * wide;
+    total = most + kFewQueries;
+    end = UpTo(total + kFewQueries, 16);
+  }
+};
+
+template <class V>
+int64_t FloatsOfPart(const AttentionProblem& p) {
+  return FewSums<V>(p).end;
+}
+
+// Queries, and scores, of each head.
+template <class V>
+int64_t FloatsFew(const AttentionProblem& p) {
+  return kFewQueries * (UpTo(p.features, V::kLanes) + kStripLd);
+}
+
+// Asks memory for rows a line at a time, in the order in which they lie, as it
+// and the processor's own prefetching like it best.
+class Ahead {
+ public:
+  Ahead(const void* first, int64_t rows, int64_t row_bytes, int64_t apart)
+      : at_(static_cast<const char*>(first)),
+        lines_((row_bytes + 63) / 64),
+        left_(lines_),
+        rows_(rows),
+        jump_(apart - 64 * lines_) {}
+
+  JAX_LAYOUT_INLINE void Ask(int64_t lines) {
+    for (; lines > 0 && rows_ > 0; --lines) {
+      __builtin_prefetch(at_, 0, 2);
+      at_ += 64;
+      if (--left_ == 0) {
+        at_ += jump_;
+        left_ = lines_;
+        --rows_;
+      }
+    }
+  }
+  int64_t lines() const { return rows_ * lines_; }
+
+ private:
+  const char* at_;
+  int64_t lines_, left_, rows_, jump_;
+};
+
+// Products of kRows queries with the keys of a strip: kLanes sums at a time,
+// which a transposition adds up.
+template <class V, class T, int kRows>
+void FewScores(const float* q, int64_t wide, const T* k, int64_t ld,
+               int64_t count, int64_t features, Ahead* ahead, int64_t lines,
+               float* scores) {
+  using Reg = typename V::Reg;
+  constexpr int kLanes = V::kLanes, kKeysAtOnce = kLanes / kRows;
+  const int64_t whole = features / kLanes * kLanes;
+  const int tail = static_cast<int>(features - whole);
+  for (int64_t j = 0; j < count; j += kKeysAtOnce) {
+    const T* row[kKeysAtOnce];
+    Reg sum[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kKeysAtOnce; ++i) {
+      const int64_t at = Least(j + i, count - 1);
+      row[i] = k + at * ld;
+    }
+    ahead->Ask(lines * kKeysAtOnce);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) sum[i] = V::Zero();
+    for (int64_t h = 0; h < whole; h += kLanes) {
+      Reg left[kRows];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) left[r] = V::Load(q + r * wide + h);
+#pragma GCC unroll 16
+      for (int i = 0; i < kKeysAtOnce; ++i) {
+        const Reg right = V::Load(row[i] + h);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          sum[r * kKeysAtOnce + i] = sum[r * kKeysAtOnce + i] + left[r] * right;
+        }
+      }
+    }
+    if (tail > 0) {
+      for (int i = 0; i < kKeysAtOnce; ++i) {
+        const Reg right = V::Load(row[i] + whole, tail);
+        for (int r = 0; r < kRows; ++r) {
+          sum[r * kKeysAtOnce + i] =
+              sum[r * kKeysAtOnce + i] + V::Load(q + r * wide + whole) * right;
+        }
+      }
+    }
+    V::Transpose(sum);
+#pragma GCC unroll 4
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+#pragma GCC unroll 8
+      for (int i = 0; i < step; ++i) sum[i] = sum[i] + sum[i + step];
+    }
+    if constexpr (kRows == 1) {
+      V::Store(scores + j, sum[0]);
+    } else {
+      float all[kLanes];
+      V::Store(all, sum[0]);
+      for (int r = 0; r < kRows; ++r) {
+        std::copy_n(all + r * kKeysAtOnce, kKeysAtOnce,
+                    scores + r * kStripLd + j);
+      }
+    }
+  }
+}
+
+// Sums of values by the powers of kRows queries, for kVectors of features.
+template <class V, class T, int kRows, int kVectors>
+void FewValues(const float* powers, const T* v, int64_t ld, int64_t count,
+               int tail, const float* factors, Ahead* ahead, int64_t lines,
+               float* sums, int64_t wide) {
+  using Reg = typename V::Reg;
+  constexpr int kLanes = V::kLanes;
+  Reg sum[kRows][kVectors];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) {
+      sum[r][i] = V::Load(sums + r * wide + i * kLanes) * V::Set(factors[r]);
+    }
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    const T* row = v + j * ld;
+    ahead->Ask(lines);
+    Reg left[kRows];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) left[r] = V::Set(powers[r * kStripLd + j]);
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) {
+      const Reg right = i == kVectors - 1 ? V::Load(row + i * kLanes, tail)
+                                          : V::Load(row + i * kLanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) sum[r][i] = sum[r][i] + left[r] * right;
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) {
+      V::Store(sums + r * wide + i * kLanes, sum[r][i]);
+    }
+  }
+}
+
+// The same for all features, by as many vectors as there are registers for, and
+// then by half as many, until all are done.
+template <class V, class T, int kRows, int kVectors>
+void FewValuesFrom(int64_t j, const float* powers, const T* v, int64_t ld,
+                   int64_t count, int64_t features, const float* factors,
+                   Ahead* ahead, int64_t lines, float* sums, int64_t wide) {
+  constexpr int kLanes = V::kLanes;
+  for (; features - j > (kVectors - 1) * kLanes; j += kVectors * kLanes) {
+    const int64_t last = features - j - (kVectors - 1) * kLanes;
+    FewValues<V, T, kRows, kVectors>(
+        powers, v + j, ld, count, static_cast<int>(Least(kLanes, last)),
+        factors, ahead, j == 0 ? lines : 0, sums + j, wide);
+  }
+  if constexpr (kVectors > 1) {
+    FewValuesFrom<V, T, kRows, kVectors / 2>(j, powers, v, ld, count, features,
+                                             factors, ahead, lines, sums, wide);
+  }
+}
+
+template <class V, int kRows>
+constexpr int kFewVectors =
+    kRows == 1 ? 8 : (V::kRegisters == 32 ? 16 : 8) / kRows;
+
+// Calls f.operator()<rows>(first) for groups of four, two and one of `count`.
+template <class F>
+JAX_LAYOUT_INLINE void InFours(int64_t count, const F& f) {
+  int64_t r = 0;
+  for (; r + 4 <= count; r += 4) f.template operator()<4>(r);
+  if (r + 2 <= count) {
+    f.template operator()<2>(r);
+    r += 2;
+  }
+  if (r < count) f.template operator()<1>(r);
+}
+
+// Rows of a strip: whole vectors of scores.
+template <class V, class T>
+int64_t StripOf(const AttentionProblem& p, int64_t heads) {
+  const int64_t row = heads * p.features * static_cast<int64_t>(sizeof(T));
+  return std::clamp<int64_t>(kStripBytes / row / 16 * 16, 16, kStrip);
+}
+
+// Powers of a head's queries for the keys of a strip, and by what their sums so
+// far are to be multiplied.
+template <class V>
+void FewPowers(const AttentionTask& task, const Lengths& lengths, int64_t k0,
+               int64_t count, float* scores, float* most, float* total,
+               float* factors) {
+  const AttentionProblem& p = task.problem;
+  for (int64_t r = 0; r < FewQueries(p); ++r) {
+    float* row = scores + r * kStripLd;
+    const RowOfScores seen = FinishScores<V>(task, r / p.queries, r % p.queries,
+                                             lengths, k0, {0, count}, row);
+    factors[r] = 1;
+    if (seen.begin == seen.end) continue;
+    const float shift =
+        std::max(LargestOf<V>(row, seen.begin, seen.end), most[r]);
+    const float sum = PowersOf<V>(row, seen.begin, seen.end, shift);
+    if (shift != most[r]) factors[r] = std::exp2(most[r] - shift);
+    most[r] = shift;
+    total[r] = total[r] * factors[r] + sum;
+  }
+}
+
+template <class V, class T>
+void FewOf(const AttentionFewTask& task) {
+  const AttentionProblem& p = task.problem;
+  const FewSums<V> at(p);
+  const int64_t rows = FewQueries(p), features = p.features;
+  const int64_t head_floats = FloatsFew<V>(p);
+  const Lengths lengths = LengthsOf(p, task.buffers, task.batch);
+  const SeenKeys all = SeenByAny(p, 0, p.queries, lengths);
+  for (int64_t i = 0; i < task.heads; ++i) {
+    float* part = task.Part(i);
+    std::fill_n(part, at.most, 0.f);
+    std::fill_n(part + at.most, rows, kLeastScore);
+    std::fill_n(part + at.total, rows, 0.f);
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* from =
+          static_cast<const T*>(task.buffers.q) +
+          p.q.At(task.batch, task.head + i, r / p.queries, r % p.queries);
+      float* to = task.memory + i * head_floats + r * at.wide;
+      for (int64_t j = 0; j < features; j += V::kLanes) {
+        const int n = static_cast<int>(Least(V::kLanes, features - j));
+        V::Store(to + j, V::Set(p.scale * kLog2E) * V::Load(from + j, n));
+      }
+    }
+  }
+  const T* k = static_cast<const T*>(task.buffers.k) +
+               p.k.At(task.batch, task.head, 0, 0);
+  const T* v = static_cast<const T*>(task.buffers.v) +
+               p.v.At(task.batch, task.head, 0, 0);
+  const int64_t strip = StripOf<V, T>(p, task.heads);
+  const int64_t strips = (all.end - all.begin + strip - 1) / strip;
+  const int64_t begin = all.begin + strips * task.part / task.parts * strip;
+  const int64_t end =
+      Least(all.end, all.begin + strips * (task.part + 1) / task.parts * strip);
+  // Passes over a strip, in which the next is asked for.
+  const int64_t passes = task.heads * ((rows + 3) / 4);
+  const int64_t bytes = ((task.heads - 1) * p.k.head + features) * sizeof(T);
+  const int64_t k_apart = p.k.row * sizeof(T), v_apart = p.v.row * sizeof(T);
+  for (int64_t k0 = begin; k0 < end; k0 += strip) {
+    const int64_t count = Least(strip, end - k0);
+    const int64_t next = Least(strip, end - k0 - count);
+    Ahead values(v + k0 * p.v.row, count, bytes, v_apart);
+    Ahead keys(k + (k0 + count) * p.k.row, next, bytes, k_apart);
+    const int64_t lines = values.lines() / (count * passes) + 1;
+    for (int64_t i = 0; i < task.heads; ++i) {
+      const float* q = task.memory + i * head_floats;
+      float* scores = task.memory + i * head_floats + kFewQueries * at.wide;
+      InFours(rows, [&]<int kRows>(int64_t r) {
+        FewScores<V, T, kRows>(q + r * at.wide, at.wide,
+                               k + i * p.k.head + k0 * p.k.row, p.k.row, count,
+                               features, &values, lines, scores + r * kStripLd);
+      });
+    }
+    for (int64_t i = 0; i < task.heads; ++i) {
+      float* scores = task.memory + i * head_floats + kFewQueries * at.wide;
+      float* part = task.Part(i);
+      float factors[kFewQueries];
+      FewPowers<V>({p, task.buffers, task.batch, task.head + i, 0, 0, nullptr},
+                   lengths, k0, count, scores, part + at.most, part + at.total,
+                   factors);
+      InFours(rows, [&]<int kRows>(int64_t r) {
+        FewValuesFrom<V, T, kRows, kFewVectors<V, kRows>>(
+            0, scores + r * kStripLd, v + i * p.v.head + k0 * p.v.row, p.v.row,
+            count, features, factors + r, &keys, lines, part + r * at.wide,
+            at.wide);
+      });
+    }
+  }
+}
+
+template <class V>
+void Few(const AttentionFewTask& task) {
+  if (task.problem.type == DType::kBF16) return FewOf<V, BF16>(task);
+  if (task.problem.type == DType::kF16) return FewOf<V, F16>(task);
+  FewOf<V, float>(task);
+}
+
+// Joins the parts of a head, into the first, and stores what they make.
+template <class V>
+void FinishFew(const AttentionTask& task, float* parts, int64_t count) {
+  const AttentionProblem& p = task.problem;
+  const FewSums<V> at(p);
+  const int64_t rows = FewQueries(p);
+  for (int64_t r = 0; r < rows; ++r) {
+    float most = kLeastScore, total = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      most = std::max(parts[i * at.end + at.most + r], most);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      float* part = parts + i * at.end;
+      const float factor = std::exp2(part[at.most + r] - most);
+      total += factor * part[at.total + r];
+      for (int64_t j = 0; j < at.wide; j += V::kLanes) {
+        float* to = parts + r * at.wide + j;
+        const typename V::Reg sum =
+            V::Load(part + r * at.wide + j) * V::Set(factor);
+        V::Store(to, i == 0 ? sum : V::Load(to) + sum);
+      }
+    }
+    parts[at.most + r] = most;
+    parts[at.total + r] = total;
+  }
+  const Lengths lengths = LengthsOf(p, task.buffers, task.batch);
+  float mean[kMostFeatures + V::kLanes];
+  bool known = false;
+  for (int64_t g = 0; g < p.groups; ++g) {
+    const int64_t r = g * p.queries;
+    const QueryBlock queries = {g, 0, p.queries};
+    FinishQueriesOf<V>(task, queries, lengths, at.wide, parts + r * at.wide,
+                       parts + at.most + r, parts + at.total + r, mean, &known);
+  }
+}
+
+}  // namespace
+}  // namespace jax_layout
+
+#endif  // JAX_LAYOUT_CPU_ATTENTION_FEW_H_

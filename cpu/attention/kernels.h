@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the kernels of attention are, for each instruction set.
+#ifndef JAX_LAYOUT_CPU_ATTENTION_KERNELS_H_
+#define JAX_LAYOUT_CPU_ATTENTION_KERNELS_H_
+
+#include <cstdint>
+
+#include "cpu/attention/attention.h"
+
+namespace jax_layout {
+
+// Some blocks of the queries of one head of keys.
+struct AttentionTask {
+  const AttentionProblem& problem;
+  const AttentionBuffers& buffers;
+  int64_t batch, head;
+  int64_t first, last;  // blocks: [first, last)
+  float* memory;        // aligned
+};
+
+// The same of gradients.
+struct AttentionGradientTask {
+  const AttentionProblem& problem;
+  const AttentionGradientBuffers& buffers;
+  int64_t batch, head;
+  int64_t first, last;
+  float* memory;
+  // Dense sums over its queries, where others have the same keys too; or none.
+  float *dk, *dv;
+
+  AttentionTask Scores() const {
+    return {problem, buffers.forward, batch, head, first, last, memory};
+  }
+};
+
+// A part of the keys of heads that lie next to each other, for few queries.
+struct AttentionFewTask {
+  const AttentionProblem& problem;
+  const AttentionBuffers& buffers;
+  int64_t batch, head, heads;
+  int64_t part, parts;
+  float* memory;  // as much for each head
+  float* sums;    // of all, by batch, head and part
+  int64_t size;   // of a part's sums
+
+  float* Part(int64_t i) const {
+    return sums + ((batch * problem.heads + head + i) * parts + part) * size;
+  }
+};
+
+struct AttentionKernels {
+  int64_t queries;  // of a block
+  // Floats of memory that a task of so many blocks needs.
+  int64_t (*forward_memory)(const AttentionProblem&, int64_t blocks);
+  void (*forward)(const AttentionTask&);
+  int64_t (*backward_memory)(const AttentionProblem&, int64_t blocks);
+  void (*backward)(const AttentionGradientTask&);
+  // Adds up `count` parts that are `apart` floats from each other, in their
+  // order, for keys [first, last), to element `at` of an array shaped as k.
+  void (*join)(const AttentionProblem&, const float* parts, int64_t count,
+               int64_t apart, int64_t first, int64_t last, int64_t at,
+               void* to);
+  // For few queries of a head, `few_most` at most: floats of memory for each
+  // head and of a part's sums; the sums; and what all parts of a head make.
+  int64_t few_most;
+  int64_t (*few_memory)(const AttentionProblem&);
+  int64_t (*few_part)(const AttentionProblem&);
+  void (*few)(const AttentionFewTask&);
+  void (*finish_few)(const AttentionTask&, float* parts, int64_t count);
+};
+
+#ifdef __x86_64__
+extern const AttentionKernels kAttentionAvx512Bf16, kAttentionAvx512,
+    kAttentionAvx2;
+#elif defined(__aarch64__)
+extern const AttentionKernels kAttentionNeon;
+#endif
+
+// Queries of one group that follow each other.
+struct QueryBlock {
+  int64_t group, first, count;
+};
+
+inline int64_t BlocksOf(int64_t queries, int64_t block) {
+  return (queries + block - 1) / block;
+}
+
+// Blocks of nearly the same size: all of one group, then of the next.
+inline QueryBlock BlockAt(const AttentionProblem& p, int64_t block, int64_t i) {
+  const int64_t blocks = BlocksOf(p.queries, block);
+  const int64_t at = i % blocks, first = p.queries * at / blocks;
+  return {i / blocks, first, p.queries * (at + 1) / blocks - first};
+}
+
+}  // namespace jax_layout
+
+#endif  // JAX_LAYOUT_CPU_ATTENTION_KERNELS_H_

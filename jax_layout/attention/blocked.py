@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The primitives of attention: what they mean, and their rules.
+
+The query has its heads as two axes: those of keys, and the group of each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.interpreters import ad
+
+from jax_layout import _backends, choices
+from jax_layout.choices import Work
+from jax_layout.op import Kernel, Op, define, jvp_of
+from jax_layout.plain import jnp, lax, nn
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def work_of(query: Any, key: Any, params: dict[str, Any], suffix: str = "") -> Work:
+    """Of a query that has its heads as one axis, or as two."""
+    sizes = list(query.shape)
+    heads = key.shape[params["k_axes"][2]]
+    if len(sizes) == 4:
+        axis = params["q_axes"][2]
+        sizes[axis : axis + 1] = [heads, sizes[axis] // heads]
+    b, t, k, g, h = (sizes[axis] for axis in params["q_axes"])
+    s = key.shape[params["k_axes"][1]]
+    kind = " causal" if params["causal"] else ""
+    return Work(f"attention{suffix} {query.dtype.name}{kind}", (b * k, g, t, s, h))
+
+
+# jax's score of what is hidden, finite in float32.
+_HIDDEN = -0.7 * float(np.finfo(np.float32).max)
+
+
+def _given(rest: Sequence[Array], has: Sequence[bool]) -> list[Array | None]:
+    """Bias, mask, and the lengths of queries and keys."""
+    queue = list(rest)
+    return [queue.pop(0) if given else None for given in has]
+
+
+def _attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *rest: Array,
+    q_axes: tuple[int, ...],
+    k_axes: tuple[int, ...],
+    scale: float,
+    causal: bool,
+    window: tuple[int, int],
+    has: tuple[bool, ...],
+) -> list[Array]:
+    """The result, and the logarithms of sums: batch, heads, groups, queries."""
+    bias, mask, query_lengths, key_lengths = _given(rest, has)
+    query = query.transpose(q_axes)
+    key, value = (x.transpose(k_axes) for x in (key, value))
+    wide = jnp.promote_types(query.dtype, np.float32)
+    scores = jnp.einsum("btkgh,bskh->bkgts", query, key, preferred_element_type=wide)
+    scores = scores * jnp.asarray(scale, wide)
+    if bias is not None:
+        scores = (scores + bias).astype(wide)
+    t = jnp.arange(scores.shape[3]).reshape(-1, 1)
+    s = jnp.arange(scores.shape[4])
+    seen = [] if mask is None else [mask]
+    seen += [s <= t] if causal else []
+    seen += [s >= t - window[0]] if window[0] >= 0 else []
+    seen += [s <= t + window[1]] if window[1] >= 0 else []
+    for at, lengths in ((t, query_lengths), (s, key_lengths)):
+        if lengths is not None:
+            seen.append(at < lengths.reshape(-1, 1, 1, 1, 1))
+    if seen:
+        every = functools.reduce(jnp.logical_and, seen, jnp.ones_like(scores, bool))
+        scores = jnp.where(every, scores, jnp.full_like(scores, _HIDDEN))
+    lse = jax.scipy.special.logsumexp(scores, axis=-1)
+    powers = nn.softmax(scores, axis=-1).astype(key.dtype)
+    out = jnp.einsum("bkgts,bskh->btkgh", powers, value)
+    if query_lengths is not None:
+        rows = jnp.arange(out.shape[1]).reshape(-1, 1, 1, 1)
+        inside = rows < query_lengths.reshape(-1, 1, 1, 1, 1)
+        out = out * inside.astype(out.dtype)
+    return [out.transpose(np.argsort(q_axes)), lax.stop_gradient(lse)]
+
+
+def _as_jax(query: Array, key: Array, value: Array, *rest: Array, **params: Any) -> Any:
+    """The result as jax's function makes it."""
+    axes = params["q_axes"]
+    b, t, k, g, h = (query.shape[axis] for axis in axes)
+    bias, mask, query_lengths, key_lengths = _given(rest, params["has"])
+
+    def whole(x: Array | None) -> Array | None:
+        """With the heads of queries as one axis, or broadcast over all of them."""
+        if x is None or x.shape[1] == x.shape[2] == 1:
+            return x if x is None else x[:, :, 0]
+        x = jnp.broadcast_to(x, (x.shape[0], k, g, *x.shape[3:]))
+        return x.reshape(x.shape[0], k * g, *x.shape[3:])
+
+    jax_attention: Any = nn.dot_product_attention  # overloaded for literals
+    out: Array = jax_attention(
+        query.transpose(axes).reshape(b, t, k * g, h),
+        *(x.transpose(params["k_axes"]) for x in (key, value)),
+        whole(bias),
+        whole(mask),
+        scale=params["scale"],
+        is_causal=params["causal"],
+        query_seq_lengths=query_lengths,
+        key_value_seq_lengths=key_lengths,
+        local_window_size=None if params["window"] == (-1, -1) else params["window"],
+    )
+    return out.reshape(b, t, k, g, h).transpose(np.argsort(axes))
+
+
+def _kernel(
+    platform: str, query: Any, key: Any, value: Any, *rest: Any, **params: Any
+) -> Kernel | None:
+    if min(*query.shape, *key.shape) == 0 or not _backends.has_kernels("attention"):
+        return None
+    return Kernel(_attributes(params))
+
+
+def _backward_kernel(
+    platform: str, ct: Any, query: Any, key: Any, *rest: Any, **params: Any
+) -> Kernel | None:
+    return _kernel(platform, query, key, *rest, **params)
+
+
+def _attributes(params: dict[str, Any]) -> dict[str, Any]:
+    bias, mask, query_lengths, key_lengths = params["has"]
+    return {
+        "bias": bias,
+        "mask": mask,
+        "query_lengths": query_lengths,
+        "key_lengths": key_lengths,
+        "q_axes": np.array(params["q_axes"], np.int64),
+        "k_axes": np.array(params["k_axes"], np.int64),
+        "scale": np.float64(params["scale"]),
+        "causal": params["causal"],
+        "window": np.array(params["window"], np.int64),
+    }
+
+
+# --- rules
+
+# Where each operand has its batch: as the query, as the key, or first.
+_QUERY, _KEY, _FIRST = "q", "k", "first"
+
+
+def _places(params: dict[str, Any]) -> list[str]:
+    """Of the operands of attention."""
+    return [_QUERY, _KEY, _KEY, *[_FIRST] * sum(params["has"])]
+
+
+def _batch_axis(place: str, params: dict[str, Any]) -> int:
+    if place == _FIRST:
+        return 0
+    return int(params["q_axes" if place == _QUERY else "k_axes"][0])
+
+
+def _merged(
+    operands: Sequence[Array],
+    dims: Sequence[int | None],
+    places: Sequence[str],
+    params: dict[str, Any],
+) -> tuple[list[Array], int]:
+    """Operands with a batch axis made one with their own; how many there are of it."""
+    count = next(
+        x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None
+    )
+    x, dim = operands[places.index(_KEY)], dims[places.index(_KEY)]
+    own = list(x.shape if dim is None else np.delete(x.shape, dim))
+    batch = own[params["k_axes"][0]]
+    merged = []
+    for x, dim, place in zip(operands, dims, places, strict=True):
+        axis = _batch_axis(place, params)
+        if dim is None:
+            if place == _FIRST and x.ndim == 5 and x.shape[0] == 1:  # over both
+                merged.append(x)
+                continue
+            x = jnp.broadcast_to(jnp.expand_dims(x, axis), _with(x.shape, axis, count))
+        else:
+            x = jnp.moveaxis(x, dim, axis)
+        if x.shape[axis + 1] != batch:
+            shape = list(x.shape)
+            shape[axis + 1] = batch
+            x = jnp.broadcast_to(x, shape)
+        merged.append(x.reshape(*x.shape[:axis], count * batch, *x.shape[axis + 2 :]))
+    return merged, count
+
+
+def _with(shape: Sequence[int], axis: int, count: int) -> tuple[int, ...]:
+    return (*shape[:axis], count, *shape[axis:])
+
+
+def _apart(x: Array, axis: int, count: int) -> Array:
+    return x.reshape(*x.shape[:axis], count, -1, *x.shape[axis + 1 :])
+
+
+def _batch(
+    operands: Sequence[Array], dims: Sequence[Any], **params: Any
+) -> tuple[list[Array], list[int]]:
+    merged, count = _merged(operands, dims, _places(params), params)
+    axes = [_batch_axis(_QUERY, params), 0]
+    out = attention_p(*merged, **params)
+    return [_apart(x, axis, count) for x, axis in zip(out, axes, strict=True)], axes
+
+
+def _jvp(
+    primals: Sequence[Array], tangents: Sequence[Any], **params: Any
+) -> tuple[list[Array], list[Any]]:
+    moved = tangents[: 3 + params["has"][0]]
+    ours = choices.choose(work_of(primals[0], primals[1], params, "_backward"))
+    biased = params["has"][0] and type(tangents[3]) is not ad.Zero
+    if ours is None or biased:
+        out, lse, moves = _moved(primals, tangents, params)
+    else:
+        out, lse = attention_p(*primals, **params)
+        given = [ad.instantiate_zeros(t) for t in moved[:3]]
+        moves = attention_tangent_p(*given, *primals, out, lse, **params)
+    return [out, lse], [moves, ad.Zero(jax.typeof(lse).to_tangent_aval())]
+
+
+def _moved(
+    primals: Sequence[Array], tangents: Sequence[Any], params: dict[str, Any]
+) -> tuple[Array, Array, Array]:
+    """The results, and by how much the first of them moves, in plain JAX."""
+    wanted = 3 + params["has"][0]
+    # Of float16, jax's own function is not to be had in programs for CPUs.
+    as_jax = primals[0].dtype.name in ("float32", "bfloat16")
+
+    def f(*operands: Array) -> Any:
+        given = (*operands, *primals[wanted:])
+        return _as_jax(*given, **params) if as_jax else _attention(*given, **params)[0]
+
+    moving = [ad.instantiate_zeros(t) for t in tangents[:wanted]]
+    out, moves = jax.jvp(f, tuple(primals[:wanted]), tuple(moving))
+    return out, _attention(*primals, **params)[1], moves
+
+
+def _tangent(*operands: Array, **params: Any) -> Array:
+    tangents, primals = operands[:3], operands[3:-2]
+
+    def f(*moving: Array) -> Array:
+        return _attention(*moving, *primals[3:], **params)[0]
+
+    moves: Array = jax.jvp(f, tuple(primals[:3]), tuple(tangents))[1]
+    return moves
+
+
+def _tangent_transpose(ct: Any, *operands: Any, **params: Any) -> list[Any]:
+    given = attention_backward_p(ct, *operands[3:], **params)
+    rest = [None] * (len(operands) - 3)
+    linear = map(ad.is_undefined_primal, operands[:3])
+    return [
+        g if wanted else None for g, wanted in zip(given, linear, strict=True)
+    ] + rest
+
+
+def _tangent_batch(
+    operands: Sequence[Array], dims: Sequence[Any], **params: Any
+) -> tuple[Array, int]:
+    places = [_QUERY, _KEY, _KEY, *_places(params), _QUERY, _FIRST]
+    merged, count = _merged(operands, dims, places, params)
+    axis = _batch_axis(_QUERY, params)
+    return _apart(attention_tangent_p(*merged, **params), axis, count), axis
+
+
+def _backward(ct: Array, *operands: Array, **params: Any) -> list[Array]:
+    """Gradients by query, key and value; out and lse are functions of those."""
+    primals = operands[:-2]
+
+    def f(*moving: Array) -> Array:
+        return _attention(*moving, *primals[3:], **params)[0]
+
+    return list(jax.vjp(f, *primals[:3])[1](ct))
+
+
+def _backward_batch(
+    operands: Sequence[Array], dims: Sequence[Any], **params: Any
+) -> tuple[list[Array], list[int]]:
+    places = [_QUERY, *_places(params), _QUERY, _FIRST]
+    merged, count = _merged(operands, dims, places, params)
+    axes = [_batch_axis(place, params) for place in (_QUERY, _KEY, _KEY)]
+    out = attention_backward_p(*merged, **params)
+    return [_apart(x, axis, count) for x, axis in zip(out, axes, strict=True)], axes
+
+
+def _names(params: dict[str, Any], rest: Sequence[Any]) -> tuple[str, str, list[str]]:
+    """The axes of the query, of the key, and of what follows the value.
+
+    Rows of queries and keys stay whole; heads and the batch do not meet.
+    """
+    query = [""] * 5
+    for name, axis in zip("bTkgH", params["q_axes"], strict=True):
+        query[axis] = name
+    key = [""] * 4
+    for name, axis in zip("bSkH", params["k_axes"], strict=True):
+        key[axis] = name
+    others = []
+    for i, x in enumerate(rest):
+        if x.ndim == 1:
+            others.append("b")
+            continue
+        every = zip("bkgTS", x.shape, strict=True)
+        others.append(" ".join(f"U{i}{name}" if n == 1 else name for name, n in every))
+    return " ".join(query), " ".join(key), others
+
+
+def _sharding(query: Any, key: Any, value: Any, *rest: Any, **params: Any) -> str:
+    q, k, others = _names(params, rest)
+    return ", ".join([q, k, k, *others]) + f" -> {q}, b k g T"
+
+
+def _tangent_sharding(*avals: Any, **params: Any) -> str:
+    q, k, others = _names(params, avals[6:-2])
+    return ", ".join([*[q, k, k] * 2, *others, q, "b k g T"]) + f" -> {q}"
+
+
+def _backward_sharding(*avals: Any, **params: Any) -> str:
+    q, k, others = _names(params, avals[4:-2])
+    return ", ".join([q, q, k, k, *others, q, "b k g T"]) + f" -> {q}, {k}, {k}"
+
+
+attention_p: Any = define(
+    Op(
+        name="attention",
+        lax=_attention,
+        kernel=_kernel,
+        jvp=_jvp,
+        batch=_batch,
+        sharding=_sharding,
+        multiple_results=True,
+        platforms=("cpu",),
+        dtypes=DTYPES,
+    )
+)
+
+# Linear in the first three operands; its transpose is what the gradient is.
+attention_tangent_p: Any = define(
+    Op(
+        name="attention_tangent",
+        lax=_tangent,
+        jvp=jvp_of(_tangent),
+        transpose=_tangent_transpose,
+        batch=_tangent_batch,
+        sharding=_tangent_sharding,
+    )
+)
+
+attention_backward_p: Any = define(
+    Op(
+        name="attention_backward",
+        lax=_backward,
+        kernel=_backward_kernel,
+        jvp=jvp_of(_backward),
+        batch=_backward_batch,
+        sharding=_backward_sharding,
+        multiple_results=True,
+        platforms=("cpu",),
+        dtypes=DTYPES,
+    )
+)

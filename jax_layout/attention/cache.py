@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New rows of a cache, each sequence at its own position, written where it lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from jax_layout import _backends
+from jax_layout.choices import Work
+from jax_layout.op import Kernel, Op, define, in_front, jvp_of
+from jax_layout.plain import jnp
+
+_MODES = ("drop", "error")
+# Elements of less than a byte.
+_PACKED = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")
+
+
+def update_cache(
+    cache: ArrayLike,
+    new: ArrayLike,
+    position: ArrayLike,
+    *,
+    axis: int = 1,
+    mode: str = "drop",
+) -> Array:
+    """The cache with new rows from a position on, which differs between sequences.
+
+    Donated to `jax.jit`, or carried by a loop, the cache stays where it is: the call
+    costs what the new rows are. Otherwise XLA copies it first.
+
+    Args:
+      cache: shape `(B, S, ...)`, such as keys of a batch of sequences.
+      new: shape `(B, T, ...)`, dtype of `cache`: T rows for each sequence.
+      position: integers, shape `(B,)` or `()`: where the first of them goes; the i-th
+        goes i rows behind it.
+      axis: that of the rows, S of `cache` and T of `new`; not the first.
+      mode: what becomes of rows outside of the cache: "drop", nothing; "error", on
+        CPUs, an error when the program runs.
+
+    Returns:
+      shape and dtype of `cache`.
+
+    Raises:
+      TypeError: if dtypes do not fit.
+      ValueError: if shapes or the axis do not, the mode is unknown or not to be had,
+        or a position that is known already is an error.
+
+    >>> cache = jnp.zeros((2, 4, 1))
+    >>> update_cache(cache, jnp.ones((2, 1, 1)), jnp.array([0, 2]))[..., 0].tolist()
+    [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]
+    """
+    cache, new, position = (jnp.asarray(x) for x in (cache, new, position))
+
+    def fail(what: str) -> None:
+        raise ValueError(f"update_cache: {what}.")
+
+    if new.dtype != cache.dtype:
+        raise TypeError(
+            f"update_cache: new must have the dtype of cache, got {new.dtype} and "
+            f"{cache.dtype}."
+        )
+    if not jnp.issubdtype(position.dtype, jnp.integer):
+        raise TypeError(
+            f"update_cache: position must be integers, got {position.dtype}."
+        )
+    if mode not in _MODES:
+        fail(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
+    given, axis = axis, axis + cache.ndim if axis < 0 else axis
+    if not 0 < axis < cache.ndim:
+        fail(f"axis must be one of cache's but the first, got {given}")
+    want = (*cache.shape[:axis], *cache.shape[axis + 1 :])
+    have = (*new.shape[:axis], *new.shape[axis + 1 :])
+    if new.ndim != cache.ndim or want != have:
+        fail(
+            f"new must be shaped as cache but for axis {axis}, got {new.shape} and "
+            f"{cache.shape}"
+        )
+    if position.shape not in ((), cache.shape[:1]):
+        fail(f"position must have shape {cache.shape[:1]} or (), got {position.shape}")
+    if mode == "error":
+        _check_places(position, cache.shape[axis], new.shape[axis])
+    if position.dtype.itemsize > 4:  # what is out of range stays so
+        bounds = np.iinfo(np.int32)
+        position = jnp.clip(position, bounds.min, bounds.max)
+    position = jnp.broadcast_to(position.astype(np.int32), cache.shape[:1])
+    updated: Array = update_cache_p(
+        cache, new, position, axis=axis, strict=mode == "error"
+    )
+    return updated
+
+
+def _check_places(position: Array, rows: int, count: int) -> None:
+    """Of positions that are known; others the kernel checks."""
+    if isinstance(position, jax.core.Tracer):
+        if jax.default_backend() != "cpu" or not _backends.available("cpu"):
+            raise ValueError(
+                'update_cache: mode "error" needs a kernel that checks positions in '
+                "a program, and there is none here."
+            )
+        return
+    places = np.asarray(position)
+    if places.size and (places.min() < 0 or places.max() + count > rows):
+        raise ValueError(
+            f"update_cache: position must leave room for {count} rows of {rows}, got "
+            f"{places.tolist()}."
+        )
+
+
+def _lax(
+    cache: Array, new: Array, position: Array, *, axis: int, strict: bool
+) -> Array:
+    rows = cache.shape[axis]
+
+    def place(cache: Array, new: Array, at: Array) -> Array:
+        to = at + jnp.arange(new.shape[axis - 1], dtype=at.dtype)
+        # A negative index would count from the end.
+        to = jnp.where(to < 0, rows, to)
+        index = (*(slice(None),) * (axis - 1), to)
+        return cache.at[index].set(new, mode="drop")
+
+    placed: Array = jax.vmap(place)(cache, new, position)
+    return placed
+
+
+def _kernel(
+    platform: str, cache: Any, new: Any, position: Any, *, axis: int, strict: bool
+) -> Kernel | None:
+    if cache.size == 0 or new.size == 0 or cache.dtype.name in _PACKED:
+        return None
+    inner = math.prod(cache.shape[axis + 1 :]) * cache.dtype.itemsize
+    sizes = (math.prod(cache.shape[:axis]), cache.shape[axis], new.shape[axis], inner)
+    return Kernel(
+        {"axis": np.int64(axis), "strict": strict},
+        aliases={0: 0},
+        work=None if strict else Work("update_cache", sizes),
+    )
+
+
+def _batch(
+    operands: Sequence[Array], dims: Sequence[Any], *, axis: int, strict: bool
+) -> tuple[Array, int]:
+    """One batch of the two."""
+    cache, new, position = in_front(operands, dims)
+    count, batch = cache.shape[:2]
+    merged = (x.reshape(count * batch, *x.shape[2:]) for x in (cache, new, position))
+    out = update_cache_p(*merged, axis=axis, strict=strict)
+    return out.reshape(cache.shape), 0
+
+
+def _sharding(cache: Any, new: Any, position: Any, *, axis: int, strict: bool) -> str:
+    names = ["b", *(f"a{i}" for i in range(1, cache.ndim))]
+    of = [[*names[:axis], row, *names[axis + 1 :]] for row in ("S", "T")]
+    whole, rows = (" ".join(axes) for axes in of)
+    return f"{whole}, {rows}, b -> {whole}"
+
+
+update_cache_p: Any = define(
+    Op(
+        name="update_cache",
+        lax=_lax,
+        kernel=_kernel,
+        jvp=jvp_of(_lax),
+        batch=_batch,
+        sharding=_sharding,
+        platforms=("cpu",),
+    )
+)
