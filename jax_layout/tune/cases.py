@@ -7,91 +7,16 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 import jax_layout as jl
 from jax_layout.formats.tags import store, stored
 from jax_layout.plain import jnp, nn
-
-Function = Callable[..., Any]
-Sizes = tuple[int, ...]
-# The least prime above a million: operands of powers of two do not repeat in rows.
-_POOL = 1_000_003
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A function whose kernels are measured against plain jax in its place.
-
-    Attributes:
-      name: of the case.
-      f: the function.
-      shapes: of its operands.
-      dtypes: of each operand.
-      below: integers are drawn from the interval (`low`, `high`).
-      together: the works it asks about are one pattern, which XLA fuses whole: all
-        take ours at once. Otherwise each in turn, in a program that is XLA's.
-      whole: a program that is timed as it stands, however short.
-    """
-
-    name: str
-    f: Function
-    shapes: tuple[Sizes, ...]
-    dtypes: tuple[str, ...]
-    below: tuple[int, int] = (-8, 8)
-    together: bool = False
-    whole: bool = False
-
-    def operands(self, stack: Sizes = ()) -> list[np.ndarray]:
-        """Numbers that the dtypes hold, with leading axes for copies."""
-        return [
-            _random(np.dtype(jnp.dtype(dtype)), self.below, (*stack, *shape), seed)
-            for seed, (shape, dtype) in enumerate(
-                zip(self.shapes, self.dtypes, strict=True)
-            )
-        ]
-
-    def nbytes(self) -> int:
-        """Of operands and results."""
-        pairs = zip(self.shapes, self.dtypes, strict=True)
-        given = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in pairs]
-        arrays = [*given, *jax.tree.leaves(jax.eval_shape(self.f, *given))]
-        return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
-
-
-def _random(
-    dtype: np.dtype, below: tuple[int, int], shape: Sizes, seed: int
-) -> np.ndarray:
-    random = np.random.default_rng(seed)
-    count = min(_POOL, math.prod(shape))
-    if jnp.issubdtype(dtype, jnp.integer):
-        pool = random.integers(*below, count)
-    elif jnp.issubdtype(dtype, jnp.complexfloating):
-        pool = random.standard_normal(count) + 1j * random.standard_normal(count)
-    else:
-        pool = random.standard_normal(count, np.float32)
-    return np.resize(pool.astype(dtype), shape)
-
-
-def _case(kind: str, f: Function, dtype: str, *shapes: Sizes, **options: Any) -> Case:
-    listed = ", ".join("x".join(map(str, shape)) for shape in shapes)
-    dtypes = (dtype,) * len(shapes)
-    return Case(f"{kind} {dtype} {listed}", f, shapes, dtypes, **options)
-
-
-def with_gradient(f: Function, operands: int) -> Function:
-    """The value, and its gradients by so many operands; the cotangent comes last."""
-
-    def both(*given: Any) -> Any:
-        y, pull = jax.vjp(f, *given[:operands])
-        return y, pull(given[operands])
-
-    return both
-
+from jax_layout.tune import attention_cases
+from jax_layout.tune.case import Case, Function, Sizes, case_of, with_gradient
 
 # --- products
 
@@ -141,7 +66,7 @@ def _einsum(
     a, b, _ = spec.replace("->", ",").split(",")
     shapes = (tuple(extents[i] for i in term) for term in (a, b))
     f = functools.partial(jl.einsum, spec, preferred_element_type=result)
-    return _case(f"{kind} {spec} {result}", f, dtype, *shapes)
+    return case_of(f"{kind} {spec} {result}", f, dtype, *shapes)
 
 
 def _products(quick: bool) -> Iterator[Case]:
@@ -197,10 +122,10 @@ def _layers(quick: bool) -> Iterator[Case]:
         for m, n, k in _LAYERS[: 12 if quick else None : every]:
             f = functools.partial(jl.linear, activation=activation)
             kind, operands = f"linear {activation}", ((m, k), (n, k), (n,))
-            yield _case(kind, f, dtype, *operands)
+            yield case_of(kind, f, dtype, *operands)
             if m >= 64 and m * n * k <= 1 << 31 and every < 5:
                 g = with_gradient(f, 3)
-                yield _case(f"{kind}, gradient", g, dtype, *operands, (m, n))
+                yield case_of(f"{kind}, gradient", g, dtype, *operands, (m, n))
 
 
 def _recurrence(xs: Any, w: Any) -> Any:
@@ -255,9 +180,9 @@ def _recurrences(quick: bool) -> Iterator[Case]:
             for dtype, m, n in itertools.product(dtypes, (1, 8, 32), (128, 256, 512))
         ]
     for kind, f, dtype, y, given in found:
-        yield _case(kind, f, dtype, *given, whole=True)
+        yield case_of(kind, f, dtype, *given, whole=True)
         g = with_gradient(f, len(given))
-        yield _case(f"{kind}, gradient", g, dtype, *given, y, whole=True)
+        yield case_of(f"{kind}, gradient", g, dtype, *given, y, whole=True)
 
 
 # Batch, heads, queries, keys, and the size of a head.
@@ -290,83 +215,7 @@ def _attention(quick: bool) -> Iterator[Case]:
         extents = dict(zip("bhstd", sizes, strict=True))
         q, k, _ = (tuple(extents[i] for i in order) for order in orders.split())
         f = functools.partial(_attend, orders=orders)
-        yield _case(f"attention {orders}", f, dtype, q, k, k, together=True)
-
-
-# Batch, queries, keys, heads, heads of keys, features.
-_HEADS_OF: list[Sizes] = [
-    (1, 512, 512, 8, 8, 64),
-    (4, 640, 640, 12, 12, 64),
-    (1, 2048, 2048, 8, 8, 64),
-    (8, 1, 512, 32, 8, 128),
-    (1, 1, 2048, 8, 8, 64),  # so far the quick ones
-    (1, 16, 16, 4, 4, 16),
-    (8, 32, 32, 4, 4, 32),
-    (1, 77, 77, 12, 12, 64),
-    (8, 128, 128, 12, 12, 64),
-    (8, 197, 197, 12, 12, 64),
-    (1, 512, 512, 8, 8, 128),
-    (2, 1024, 1024, 16, 4, 64),
-    (1, 1024, 77, 8, 8, 40),
-    (1, 2048, 2048, 8, 8, 128),
-    (1, 4096, 4096, 4, 4, 64),
-    (1, 1, 128, 8, 8, 64),
-    (1, 1, 8192, 8, 8, 128),
-    (1, 1, 4096, 32, 8, 128),
-    (8, 1, 3000, 4, 4, 128),
-    (8, 1, 3000, 32, 4, 128),
-    (1, 16, 2048, 8, 8, 64),
-    (1, 128, 4096, 8, 8, 64),
-]
-
-
-def _blocked_attention(quick: bool) -> Iterator[Case]:
-    """Attention in one call, and with its gradients, which are chosen for alone."""
-    dtypes = ("float32", "bfloat16")
-    for dtype, causal, sizes in itertools.product(
-        dtypes, (False, True), _HEADS_OF[: 5 if quick else None]
-    ):
-        b, t, s, n, k, h = sizes
-        if causal and t == 1:
-            continue
-        f = functools.partial(jl.dot_product_attention, is_causal=causal)
-        q, keys = (b, t, n, h), (b, s, k, h)
-        kind = f"dot_product_attention{', causal' if causal else ''}"
-        yield _case(kind, f, dtype, q, keys, keys)
-        if t > 1:
-            g = with_gradient(f, 3)
-            yield _case(f"{kind}, gradient", g, dtype, q, keys, keys, q, together=True)
-
-
-# Batch, rows, new rows, what a row has.
-_CACHES: list[tuple[int, int, int, Sizes]] = [
-    (1, 2048, 1, (8, 128)),
-    (8, 512, 1, (8, 128)),
-    (8, 4096, 1, (4, 64)),
-    (8, 1024, 16, (8, 64)),
-    (1, 4096, 128, (8, 128)),
-    (64, 128, 1, (4, 64)),
-]
-_WRITTEN = 32
-
-
-def _generate(cache: Any, new: Any, position: Any) -> Any:
-    """Rows written in a loop that carries the cache, as one who generates has it."""
-
-    def step(i: Any, cache: Any) -> Any:
-        return jl.update_cache(cache, new, position + i)
-
-    return jax.lax.fori_loop(np.int32(0), np.int32(_WRITTEN), step, cache)
-
-
-def _caches(quick: bool) -> Iterator[Case]:
-    for dtype in ("float32", "bfloat16"):
-        for b, rows, count, row in _CACHES[: 2 if quick else None]:
-            shapes = (b, rows, *row), (b, count, *row), (b,)
-            case = _case("rows of a cache", _generate, dtype, *shapes)
-            below = (0, rows - count - _WRITTEN)
-            dtypes = (dtype, dtype, "int32")
-            yield dataclasses.replace(case, dtypes=dtypes, below=below, whole=True)
+        yield case_of(f"attention {orders}", f, dtype, q, k, k, together=True)
 
 
 # --- convolutions
@@ -426,11 +275,11 @@ def _convolutions(quick: bool) -> Iterator[Case]:
             )
             w: Sizes = (*kernel, x[-1], out)
             kind = f"convolution, stride {stride},"
-            yield _case(kind, f, dtype, x, w)
+            yield case_of(kind, f, dtype, x, w)
             if result is None:
                 like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
                 y = jax.eval_shape(f, *like).shape
-                yield _case(f"{kind} gradient", with_gradient(f, 2), dtype, x, w, y)
+                yield case_of(f"{kind} gradient", with_gradient(f, 2), dtype, x, w, y)
 
 
 # --- what moves and sums
@@ -467,7 +316,7 @@ def _permutes(quick: bool) -> Iterator[Case]:
             if row <= size:
                 f = functools.partial(jl.permute, axes=axes)
                 x = (size // row, *shape[1:])
-                yield _case(f"permute {','.join(map(str, axes))}", f, dtype, x)
+                yield case_of(f"permute {','.join(map(str, axes))}", f, dtype, x)
 
 
 # Shape, axis, number of indices.
@@ -522,7 +371,9 @@ def _rows(quick: bool) -> Iterator[Case]:
             ("gradient of select", unselect, [selected]),
             ("add", functools.partial(_add, axis=axis), [shape, selected]),
         ):
-            case = _case(f"{kind} axis {axis} of {extent}", f, dtype, *shapes, (count,))
+            case = case_of(
+                f"{kind} axis {axis} of {extent}", f, dtype, *shapes, (count,)
+            )
             dtypes = (*case.dtypes[:-1], "int32")
             yield dataclasses.replace(case, dtypes=dtypes, below=(0, extent))
 
@@ -558,7 +409,7 @@ def _segments(quick: bool) -> Iterator[Case]:
         ]
         for f, (shape, extent) in found:
             reduce = functools.partial(f, num_segments=extent)
-            case = _case(f"{f.__name__} {extent}", reduce, dtype, shape, shape[:1])
+            case = case_of(f"{f.__name__} {extent}", reduce, dtype, shape, shape[:1])
             yield dataclasses.replace(case, dtypes=(dtype, "int32"), below=(0, extent))
 
 
@@ -600,9 +451,9 @@ def _in_memory(f: Function, format: jl.MemoryFormat, x: Any, *rest: Any) -> Any:
 
 
 def _norm(kind: str, f: Function, dtype: str, x: Sizes, size: int) -> Iterator[Case]:
-    yield _case(kind, f, dtype, x, (size,), (size,))
+    yield case_of(kind, f, dtype, x, (size,), (size,))
     g = with_gradient(f, 3)
-    yield _case(f"{kind}, gradient", g, dtype, x, (size,), (size,), x)
+    yield case_of(f"{kind}, gradient", g, dtype, x, (size,), (size,), x)
 
 
 def _matrix_sums(quick: bool) -> Iterator[Case]:
@@ -612,12 +463,12 @@ def _matrix_sums(quick: bool) -> Iterator[Case]:
         sizes, dtypes = sizes[:2], dtypes[:1]
     for dtype, n, other in itertools.product(dtypes, sizes, (False, True)):
         f = functools.partial(jl.geam, beta=2.0, transpose_a=True, transpose_b=other)
-        yield _case(f"geam T{'NT'[other]}", f, dtype, (n, n), (n, n))
+        yield case_of(f"geam T{'NT'[other]}", f, dtype, (n, n), (n, n))
 
 
-_FAMILIES = (_products, _batches, _layers, _attention, _blocked_attention, _caches,
-             _recurrences, _convolutions, _permutes, _rows, _segments, _norms,
-             _matrix_sums)  # fmt: skip
+_FAMILIES = (_products, _batches, _layers, _attention, attention_cases.attention,
+             attention_cases.caches, _recurrences, _convolutions, _permutes, _rows,
+             _segments, _norms, _matrix_sums)  # fmt: skip
 
 
 def all_cases(quick: bool = False) -> list[Case]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from jax_layout import choices
-from jax_layout.tune.cases import Case, all_cases
+from jax_layout.tune.case import Case
+from jax_layout.tune.cases import all_cases
 from jax_layout.tune.measure import QUICK, Measured, Points, Timing, measure
 from jax_layout.tune.table import replacing, text
 

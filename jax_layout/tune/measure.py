@@ -23,7 +23,7 @@ import numpy as np
 
 from jax_layout import choices
 from jax_layout.choices import Work
-from jax_layout.tune.cases import Case
+from jax_layout.tune.case import Case
 
 # Work -> method -> XLA's time over the method's.
 Points = dict[Work, dict[str, float]]

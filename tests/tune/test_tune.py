@@ -12,7 +12,8 @@ import jax_layout as jl
 from jax_layout import choices, cli
 from jax_layout.choices import Work
 from jax_layout.tune import command
-from jax_layout.tune.cases import Case, all_cases
+from jax_layout.tune.case import Case
+from jax_layout.tune.cases import all_cases
 from jax_layout.tune.command import run
 from jax_layout.tune.measure import (
     Measured,

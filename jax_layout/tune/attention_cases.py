@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured of attention in one call, and of caches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+import jax_layout as jl
+from jax_layout.tune.case import Case, Sizes, case_of, with_gradient
+
+# Batch, queries, keys, heads, heads of keys, features.
+_HEADS_OF: list[Sizes] = [
+    (1, 512, 512, 8, 8, 64),
+    (4, 640, 640, 12, 12, 64),
+    (1, 2048, 2048, 8, 8, 64),
+    (8, 1, 512, 32, 8, 128),
+    (1, 1, 2048, 8, 8, 64),  # so far the quick ones
+    (1, 16, 16, 4, 4, 16),
+    (8, 32, 32, 4, 4, 32),
+    (1, 77, 77, 12, 12, 64),
+    (8, 128, 128, 12, 12, 64),
+    (8, 197, 197, 12, 12, 64),
+    (1, 512, 512, 8, 8, 128),
+    (2, 1024, 1024, 16, 4, 64),
+    (1, 1024, 77, 8, 8, 40),
+    (1, 2048, 2048, 8, 8, 128),
+    (1, 4096, 4096, 4, 4, 64),
+    (1, 1, 128, 8, 8, 64),
+    (1, 1, 8192, 8, 8, 128),
+    (1, 1, 4096, 32, 8, 128),
+    (8, 1, 3000, 4, 4, 128),
+    (8, 1, 3000, 32, 4, 128),
+    (1, 16, 2048, 8, 8, 64),
+    (1, 128, 4096, 8, 8, 64),
+]
+
+
+def attention(quick: bool) -> Iterator[Case]:
+    """Attention in one call, and with its gradients, which are chosen for alone."""
+    dtypes = ("float32", "bfloat16")
+    for dtype, causal, sizes in itertools.product(
+        dtypes, (False, True), _HEADS_OF[: 5 if quick else None]
+    ):
+        b, t, s, n, k, h = sizes
+        if causal and t == 1:
+            continue
+        f = functools.partial(jl.dot_product_attention, is_causal=causal)
+        q, keys = (b, t, n, h), (b, s, k, h)
+        kind = f"dot_product_attention{', causal' if causal else ''}"
+        yield case_of(kind, f, dtype, q, keys, keys)
+        if t > 1:
+            g = with_gradient(f, 3)
+            yield case_of(
+                f"{kind}, gradient", g, dtype, q, keys, keys, q, together=True
+            )
+
+
+# Batch, rows, new rows, what a row has.
+_CACHES: list[tuple[int, int, int, Sizes]] = [
+    (1, 2048, 1, (8, 128)),
+    (8, 512, 1, (8, 128)),
+    (8, 4096, 1, (4, 64)),
+    (8, 1024, 16, (8, 64)),
+    (1, 4096, 128, (8, 128)),
+    (64, 128, 1, (4, 64)),
+]
+_WRITTEN = 32
+
+
+def _generate(cache: Any, new: Any, position: Any) -> Any:
+    """Rows written in a loop that carries the cache, as one who generates has it."""
+
+    def step(i: Any, cache: Any) -> Any:
+        return jl.update_cache(cache, new, position + i)
+
+    return jax.lax.fori_loop(np.int32(0), np.int32(_WRITTEN), step, cache)
+
+
+def caches(quick: bool) -> Iterator[Case]:
+    for dtype in ("float32", "bfloat16"):
+        for b, rows, count, row in _CACHES[: 2 if quick else None]:
+            shapes = (b, rows, *row), (b, count, *row), (b,)
+            case = case_of("rows of a cache", _generate, dtype, *shapes)
+            below = (0, rows - count - _WRITTEN)
+            dtypes = (dtype, dtype, "int32")
+            yield dataclasses.replace(case, dtypes=dtypes, below=below, whole=True)

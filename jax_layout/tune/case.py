@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A case: a function of ours as one writes it, and its operands."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_layout.plain import jnp
+
+Function = Callable[..., Any]
+Sizes = tuple[int, ...]
+# The least prime above a million: operands of powers of two do not repeat in rows.
+_POOL = 1_000_003
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A function whose kernels are measured against plain jax in its place.
+
+    Attributes:
+      name: of the case.
+      f: the function.
+      shapes: of its operands.
+      dtypes: of each operand.
+      below: integers are drawn from the interval (`low`, `high`).
+      together: the works it asks about are one pattern, which XLA fuses whole: all
+        take ours at once. Otherwise each in turn, in a program that is XLA's.
+      whole: a program that is timed as it stands, however short.
+    """
+
+    name: str
+    f: Function
+    shapes: tuple[Sizes, ...]
+    dtypes: tuple[str, ...]
+    below: tuple[int, int] = (-8, 8)
+    together: bool = False
+    whole: bool = False
+
+    def operands(self, stack: Sizes = ()) -> list[np.ndarray]:
+        """Numbers that the dtypes hold, with leading axes for copies."""
+        return [
+            _random(np.dtype(jnp.dtype(dtype)), self.below, (*stack, *shape), seed)
+            for seed, (shape, dtype) in enumerate(
+                zip(self.shapes, self.dtypes, strict=True)
+            )
+        ]
+
+    def nbytes(self) -> int:
+        """Of operands and results."""
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        given = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in pairs]
+        arrays = [*given, *jax.tree.leaves(jax.eval_shape(self.f, *given))]
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+
+
+def _random(
+    dtype: np.dtype, below: tuple[int, int], shape: Sizes, seed: int
+) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    count = min(_POOL, math.prod(shape))
+    if jnp.issubdtype(dtype, jnp.integer):
+        pool = random.integers(*below, count)
+    elif jnp.issubdtype(dtype, jnp.complexfloating):
+        pool = random.standard_normal(count) + 1j * random.standard_normal(count)
+    else:
+        pool = random.standard_normal(count, np.float32)
+    return np.resize(pool.astype(dtype), shape)
+
+
+def case_of(kind: str, f: Function, dtype: str, *shapes: Sizes, **options: Any) -> Case:
+    listed = ", ".join("x".join(map(str, shape)) for shape in shapes)
+    dtypes = (dtype,) * len(shapes)
+    return Case(f"{kind} {dtype} {listed}", f, shapes, dtypes, **options)
+
+
+def with_gradient(f: Function, operands: int) -> Function:
+    """The value, and its gradients by so many operands; the cotangent comes last."""
+
+    def both(*given: Any) -> Any:
+        y, pull = jax.vjp(f, *given[:operands])
+        return y, pull(given[operands])
+
+    return both
