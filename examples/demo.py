@@ -3,7 +3,7 @@
 
 import sys
 
-from examples import digits, images, permutes
+from examples import digits, images, one_line, permutes
 
 if __name__ == "__main__":
-    sys.exit(permutes.main([]) or images.main([]) or digits.main())
+    sys.exit(one_line.main() or permutes.main([]) or images.main([]) or digits.main())
