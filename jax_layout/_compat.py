@@ -81,7 +81,11 @@ class _Uncacheable(set[Primitive]):
 
 def _lower_per_platform(original: Any, ctx: Any, *args: Any, **params: Any) -> Any:
     """jax 0.12 adds avals_out to a list, and has a tuple of them."""
-    return original(ctx.replace(avals_out=list(ctx.avals_out)), *args, **params)
+    inner = ctx.replace(avals_out=list(ctx.avals_out))
+    results = original(inner, *args, **params)
+    if inner.tokens_out is not None:  # of what has effects, in their order
+        ctx.set_tokens_out(inner.tokens_out)
+    return results
 
 
 def lowering_platform(ctx: mlir.LoweringRuleContext) -> str | None:

@@ -43,7 +43,7 @@ examples:
 
 exit codes: 0 all is well; 1 a check failed; 2 the command cannot run as given
 """
-_BENCHMARKS = "permute", "gemm", "linear", "conv", "index", "layout", "operators"
+_BENCHMARKS = "permute gemm linear attention conv index layout operators".split()
 _INSTRUCTION_SETS = (
     "sse4_2 avx2 avx512f avx512bw avx512vbmi avx512_bf16 avx512_fp16 avx_vnni "
     "amx_tile amx_bf16 amx_int8 asimd sve sve2"

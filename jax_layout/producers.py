@@ -43,9 +43,10 @@ def through_transposes(value: Any, layout: Sequence[int]) -> tuple[Any, list[int
       layout: its axes in the order of memory, the slowest to change first.
     """
     layout = list(layout)
-    while (permutation := permuted(value)) is not None:
+    while (operation := maker(value)) and operation.name == "stablehlo.transpose":
+        permutation = [int(axis) for axis in operation.attributes["permutation"]]
         layout = [permutation[axis] for axis in layout]
-        value = maker(value).operands[0]
+        value = operation.operands[0]
     return value, layout
 
 

@@ -16,6 +16,7 @@ jax.config.update("jax_enable_x64", True)
 
 # Runs where the wheel alone is installed.
 collect_ignore = ["wheel_smoke.py"]
+collect_ignore_glob = ["install/train_*.py"]  # scripts that tests run
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])

@@ -46,6 +46,7 @@ CASES = {
         dict(dimension_numbers=(([1], [0]), ([], []))),
         [a(3, 4), a(5, 4)],
     ),
+    "dot_product_attention": (3 * [a(2, 3, 4, 8)], {}, [*2 * [a(2, 3, 4, 8)], a(2, 3)]),
     "dropout": ([X, KEY], dict(p=0.25), None),
     "dropout2d": ([X, KEY], dict(p=0.25), [a(4), KEY]),
     "einsum": (["bij,bkj->bki", a(2, 3, 4), a(2, 5, 4)], {}, ["ij,kj->ki", X, X]),
@@ -101,11 +102,19 @@ CASES |= {f"{name}_": CASES[name] for name in ("addbmm", "addmm", "baddbmm")}
 CASES["addbmm_"] = ([a(3, 5), *CASES["addbmm"][0][1:]], {}, CASES["addbmm"][2])
 CASES["addmm_"] = ([a(3, 5), *CASES["addmm"][0][1:]], {}, CASES["addmm"][2])
 CASES["baddbmm_"] = ([a(2, 3, 5), *CASES["baddbmm"][0][1:]], {}, CASES["baddbmm"][2])
+for name in ("segment_max", "segment_min", "segment_sum"):
+    CASES[name] = ([a(3, 2), I3], dict(num_segments=4), [a(3, 2), a(3)])
+CASES["update_cache"] = (
+    [a(2, 6, 3), a(2, 1, 3), a(2, dtype="int32")],
+    {},
+    [a(2, 6, 3), a(2, 1, 4), a(2, dtype="int32")],
+)
 # What else is public: of functions, files, formats and plans.
 OTHERS = set(
-    "batch_of conv_weight_format define elementwise explain explain_gemm is_contiguous "
-    "jvp_of load load_plan memory_format operators optimize_layout plan_layout profile "
-    "save save_gemms tune_gemms use_choices".split()
+    "batch_of conv_weight_format define elementwise explain explain_gemm install "
+    "installed is_contiguous jvp_of keep_memory load load_plan memory_format operators "
+    "optimize_layout plan_layout profile save save_gemms trim_memory tune_gemms "
+    "uninstall use_choices".split()
 )
 
 
