@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import numpy as np
@@ -21,6 +21,42 @@ _MOST_FEATURES = 256
 _LETTERS = "BTNH"
 
 
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: Literal[False] = False,
+    order: str = _LETTERS,
+    key_value_order: str | None = None,
+) -> Array: ...
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: Literal[True],
+    order: str = _LETTERS,
+    key_value_order: str | None = None,
+) -> tuple[Array, Array]: ...
 def dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -37,7 +73,7 @@ def dot_product_attention(
     return_residual: bool = False,
     order: str = _LETTERS,
     key_value_order: str | None = None,
-) -> Any:
+) -> Array | tuple[Array, Array]:
     """softmax(scale query key^T + bias) value, as `jax.nn.dot_product_attention`.
 
     The same arguments, checks and results; beyond them the orders of axes. On CPUs
@@ -110,7 +146,7 @@ def dot_product_attention(
         query, key, order, key_value_order, (bias, mask, *lengths), is_causal, window
     )
     out: Array
-    lse: Array | None
+    lse: Any  # None where it is not asked for
     if implementation is None and _ours(query, key, bias, scale, seen):
         scale = 1 / math.sqrt(query.shape[order.index("H")]) if scale is None else scale
         out, sums = _apply(

@@ -9,8 +9,8 @@
 
 #include "core/arithmetic.h"
 #include "cpu/gemm/amx/tiles.h"
-#include "cpu/scratch.h"
 #include "cpu/isa.h"
+#include "cpu/scratch.h"
 
 namespace jax_layout {
 

@@ -8,8 +8,8 @@
 
 #include "core/arithmetic.h"
 #include "cpu/gemm/finish.h"
-#include "cpu/scratch.h"
 #include "cpu/gemm/skinny/kernels.h"
+#include "cpu/scratch.h"
 
 namespace jax_layout {
 namespace {
