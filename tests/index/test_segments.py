@@ -193,10 +193,12 @@ def test_gradients(name, shape, extent, mode):
 
     ours, theirs = (functools.partial(loss, module) for module in (jl, jax.ops))
     check_grads(ours, (x,), order=2, modes=("fwd", "rev"))
-    np.testing.assert_allclose(jax.grad(ours)(x), jax.grad(theirs)(x), rtol=1e-12)
-    np.testing.assert_allclose(
-        jax.jvp(ours, (x,), (x,))[1], jax.jvp(theirs, (x,), (x,))[1], rtol=1e-12
-    )
+    for derivative in (jax.grad, lambda f: lambda x: jax.jvp(f, (x,), (x,))[1]):
+        found, expected = (np.asarray(derivative(f)(x)) for f in (ours, theirs))
+        # jax 0.10 divides by 0 where rows are clipped to a segment.
+        finite = np.isfinite(expected)
+        assert finite.all() or jax.__version_info__ < (0, 12)
+        np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
@@ -255,7 +257,7 @@ def test_sharded_columns(mesh, name, spec):
     hlo = compiled(jax.jit(f), x, ids)
     assert collectives(hlo) == {} and kernels(hlo) == 1
     loss = jax.jit(jax.grad(lambda x, i: jnp.sum(jnp.tanh(f(x, i)))))
-    np.testing.assert_allclose(loss(x, ids), g, rtol=1e-12)
+    np.testing.assert_allclose(loss(x, ids), g, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
