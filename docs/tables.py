@@ -61,6 +61,7 @@ _ROWS = {
     "8192 rows of 50000x1024 float32": "index | 50000x1024 axis 0, 8192 | f32 | select",
     "their gradient": "index | 50000x1024 axis 0, 8192 | f32 | gradient",
     "functions under `optimize_layout`, geometric mean": "layout",
+    "programs of others, geometric mean": "programs",
 }
 _HEADLINES = (
     "NCHW convolutions in a `scan`",
