@@ -22,7 +22,6 @@ from jax_layout.convnet.general_dilated import recognise, turned
 from jax_layout.index import fill_value as fill_value_of
 from jax_layout.install.record import Lowered, Record, logger
 from jax_layout.optimize.convolution import convolution_cost
-from jax_layout.plain import lax
 
 Context = Any  # mlir.LoweringRuleContext, whose avals are arrays' here
 Rule = Callable[..., Sequence[Any] | None]
@@ -218,13 +217,13 @@ def gather(
         return None
     flat = _flat(indices)
     inner = ctx.replace(avals_in=(aval, flat), avals_out=(rows,))
-    options = {"axis": axis, "mode": kind}
+    options = {"axis": axis, "mode": kind, "wrap": False}
     kernel = op.chosen_kernel(
         "index_select", "cpu", inner, x, index, passes=2, **options
     )
     if kernel is None:
         return None
-    index = _resolved(ctx, index, indices, flat, kind == "clip")
+    (index,) = _reshape(ctx, index, indices, flat)
     program.log("gather", ctx, method(kernel))
     (found,) = op.custom_call("index_select", kernel, inner, x, index)
     return _reshape(ctx, found, rows, out)
@@ -263,11 +262,11 @@ def scatter_add(
     count = math.prod(indices.shape)
     rows = _rows(aval, axis, count)
     flat = _flat(indices)
-    clip = mode == _MODES.CLIP
     options = {
         "axis": axis,
         "extent": aval.shape[axis],
-        "clip": clip,
+        "clip": mode == _MODES.CLIP,
+        "wrap": False,
         "deterministic": True,
     }
     # Few rows are added in place, to zeros that XLA writes.
@@ -280,7 +279,7 @@ def scatter_add(
     )
     if kernel is None:
         return None
-    index = _resolved(ctx, index, indices, flat, clip)
+    (index,) = _reshape(ctx, index, indices, flat)
     (source,) = _reshape(ctx, source, updates, rows)
     program.log("scatter_add", ctx, method(kernel))
     return op.custom_call("index_add", kernel, inner, index, source, *added)
@@ -312,19 +311,6 @@ def _rows(x: Any, axis: int, count: int) -> Any:
 
 def _flat(indices: Any) -> Any:
     return array((math.prod(indices.shape),), indices.dtype)
-
-
-def _resolved(ctx: Context, index: Any, indices: Any, flat: Any, clip: bool) -> Any:
-    """The index as kernels take it, for whom negative ones count from the end."""
-
-    def resolve(i: Any) -> Any:
-        i = i.reshape(flat.shape)
-        if clip:
-            return lax.max(i, lax.full_like(i, 0))
-        return lax.select(i < 0, lax.full_like(i, np.iinfo(i.dtype).max), i)
-
-    to_resolve = ctx.replace(avals_in=(indices,), avals_out=(flat,))
-    return mlir.lower_fun(resolve, multiple_results=False)(to_resolve, index)[0]
 
 
 def _reshape(ctx: Context, value: Any, given: Any, wanted: Any) -> Sequence[Any]:
