@@ -16,6 +16,7 @@
 //   window    int64[2]: keys seen before and after a query, -1 for all
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "attention/attention.h"  // the backend's
 #include "core/registry.h"
@@ -232,45 +233,42 @@ ffi::Error Backward(ffi::ThreadPool pool, ffi::AnyBuffer dy, ffi::AnyBuffer q,
   return ToError(AttentionGradient(problem, buffers, ToExecutor(pool)));
 }
 
+// What both calls are told beside their arrays.
+template <typename Binding>
+auto WithAttributes(Binding binding) {
+  return std::move(binding)
+      .template Attr<bool>("bias")
+      .template Attr<bool>("mask")
+      .template Attr<bool>("query_lengths")
+      .template Attr<bool>("key_lengths")
+      .template Attr<ffi::Span<const int64_t>>("q_axes")
+      .template Attr<ffi::Span<const int64_t>>("k_axes")
+      .template Attr<double>("scale")
+      .template Attr<bool>("causal")
+      .template Attr<ffi::Span<const int64_t>>("window");
+}
+
 XLA_FFI_DEFINE_HANDLER(kForward, Forward,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // q
-                           .Arg<ffi::AnyBuffer>()  // k
-                           .Arg<ffi::AnyBuffer>()  // v
-                           .RemainingArgs()
-                           .Ret<ffi::AnyBuffer>()  // y
-                           .Ret<ffi::AnyBuffer>()  // lse
-                           .Attr<bool>("bias")
-                           .Attr<bool>("mask")
-                           .Attr<bool>("query_lengths")
-                           .Attr<bool>("key_lengths")
-                           .Attr<ffi::Span<const int64_t>>("q_axes")
-                           .Attr<ffi::Span<const int64_t>>("k_axes")
-                           .Attr<double>("scale")
-                           .Attr<bool>("causal")
-                           .Attr<ffi::Span<const int64_t>>("window"));
+                       WithAttributes(ffi::Ffi::Bind()
+                                          .Ctx<ffi::ThreadPool>()
+                                          .Arg<ffi::AnyBuffer>()  // q
+                                          .Arg<ffi::AnyBuffer>()  // k
+                                          .Arg<ffi::AnyBuffer>()  // v
+                                          .RemainingArgs()
+                                          .Ret<ffi::AnyBuffer>()     // y
+                                          .Ret<ffi::AnyBuffer>()));  // lse
 
 XLA_FFI_DEFINE_HANDLER(kBackward, Backward,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // dy
-                           .Arg<ffi::AnyBuffer>()  // q
-                           .Arg<ffi::AnyBuffer>()  // k
-                           .Arg<ffi::AnyBuffer>()  // v
-                           .RemainingArgs()
-                           .Ret<ffi::AnyBuffer>()  // dq
-                           .Ret<ffi::AnyBuffer>()  // dk
-                           .Ret<ffi::AnyBuffer>()  // dv
-                           .Attr<bool>("bias")
-                           .Attr<bool>("mask")
-                           .Attr<bool>("query_lengths")
-                           .Attr<bool>("key_lengths")
-                           .Attr<ffi::Span<const int64_t>>("q_axes")
-                           .Attr<ffi::Span<const int64_t>>("k_axes")
-                           .Attr<double>("scale")
-                           .Attr<bool>("causal")
-                           .Attr<ffi::Span<const int64_t>>("window"));
+                       WithAttributes(ffi::Ffi::Bind()
+                                          .Ctx<ffi::ThreadPool>()
+                                          .Arg<ffi::AnyBuffer>()  // dy
+                                          .Arg<ffi::AnyBuffer>()  // q
+                                          .Arg<ffi::AnyBuffer>()  // k
+                                          .Arg<ffi::AnyBuffer>()  // v
+                                          .RemainingArgs()
+                                          .Ret<ffi::AnyBuffer>()     // dq
+                                          .Ret<ffi::AnyBuffer>()     // dk
+                                          .Ret<ffi::AnyBuffer>()));  // dv
 
 JAX_LAYOUT_REGISTER_STATELESS(attention, kForward);
 JAX_LAYOUT_REGISTER_STATELESS(attention_backward, kBackward);
