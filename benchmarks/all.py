@@ -46,14 +46,14 @@ def _quick(rounds: int, seconds: float, *others: str) -> tuple[str, ...]:
 
 
 BENCHMARKS = (
-    Benchmark("linear", "linear", quick=_quick(5, 1.0)),
-    Benchmark("gemm", "gemm", quick=_quick(5, 0.5)),
-    Benchmark("layout", "layout", quick=_quick(5, 1.0)),
-    Benchmark("programs", "programs", quick=_quick(3, 1.0)),
+    Benchmark("linear", "linear", quick=_quick(15, 2.0)),
+    Benchmark("gemm", "gemm", quick=_quick(15, 1.0)),
+    Benchmark("layout", "layout", quick=_quick(9, 1.0)),
+    Benchmark("programs", "programs", quick=_quick(7, 1.0)),
     Benchmark("conv", "conv", quick=_quick(5, 0.7)),
     Benchmark("attention", "attention", quick=_quick(5, 1.0)),
-    Benchmark("index", "index", quick=_quick(5, 0.4)),
-    Benchmark("operators", "operators", quick=_quick(5, 0.3)),
+    Benchmark("index", "index", quick=_quick(11, 0.8)),
+    Benchmark("operators", "operators", quick=_quick(9, 0.6)),
     Benchmark("permute-ml", "permute", ("--set", "ml"), _quick(5, 0.5)),
     Benchmark("permute-tiny", "permute", ("--set", "tiny"), _quick(9, 1.0)),
     Benchmark("permute-ttc", "permute", ("--set", "ttc"), _quick(3, 0.3)),

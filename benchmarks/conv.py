@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import jax_layout as jl
-from benchmarks import profiles, runner
+from benchmarks import profiles, runner, xla_program
 from benchmarks.conv_cases import ConvCase, all_cases, value
 from benchmarks.display import show_products
 from benchmarks.harness import LINGERS, Contender, Timing, measure
@@ -94,7 +94,7 @@ def _read(contender: Contender) -> np.ndarray:
 
 
 def _jax_contender(family: str, case: ConvCase, f: Any, operands: Any) -> Contender:
-    f = jax.jit(value(case, f))
+    f = jax.jit(value(case, f)).lower(*operands).compile()
     return Contender(
         family,
         "ours" if family == "ours" else "peer",
@@ -103,6 +103,7 @@ def _jax_contender(family: str, case: ConvCase, f: Any, operands: Any) -> Conten
         lambda result: np.concatenate(
             [np.ravel(x).astype(np.float32) for x in jax.tree.leaves(result)]
         ),
+        program=xla_program.text(f),
     )
 
 

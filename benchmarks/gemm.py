@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import profiles, runner
+from benchmarks import profiles, runner, xla_program
 from benchmarks.display import show_products
 from benchmarks.gemm_cases import GemmCase, all_cases
 from benchmarks.harness import LINGERS, Contender, Role, Timing, measure, summarise
@@ -130,9 +130,9 @@ def _jax_contenders(
     case: GemmCase, host: list[np.ndarray], device: jax.Device
 ) -> list[Contender]:
     sets = [[jax.device_put(x, device) for x in host] for _ in range(_SETS)]
-    functions: dict[str, Any] = {
-        "ours": jax.jit(case.ours),
-        "jnp": jax.jit(case.jnp),
+    functions = {
+        "ours": jax.jit(case.ours).lower(*sets[0]).compile(),
+        "jnp": jax.jit(case.jnp).lower(*sets[0]).compile(),
     }
     on_cpu = device.platform == "cpu"
     if on_cpu and case.group != "tiny" and case.flops and _onednn_takes(case.dtype):
@@ -147,6 +147,7 @@ def _jax_contenders(
             lambda i: f(*sets[i % _SETS]),
             jax.block_until_ready,
             _first,
+            program=xla_program.text(f),
         )
 
     return [contender(family, f) for family, f in functions.items()]

@@ -4,9 +4,12 @@
 Every contender runs once per round, in an order that rotates from round to round,
 so a slow minute of the machine falls on all of them. One whose threads go on to wait in
 a loop for more work, as OpenMP's do, comes last, and a pause after it: else the same
-contender would follow it in most rounds, and share its cores with them. One index
-counts every launch: contenders use it to walk through their buffers, so that no launch
-finds in cache what the one before it left there.
+contender would follow it in most rounds, and share its cores with them; after three
+rounds it sits out most. One index counts every launch: contenders use it to walk
+through their buffers, so that no launch finds in cache what the one before it left.
+
+Contenders of which XLA made the same program are timed once, and share the sample: what
+would tell them apart is noise.
 """
 
 import contextlib
@@ -22,6 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 LINGERS = 0.2  # seconds, OpenMP's threads
+_SITS_OUT = 4  # of so many rounds, one who lingers plays in one
 Role = Literal["ours", "peer", "copy"]
 
 
@@ -41,6 +45,7 @@ class Contender:
       read: gives the result on the host; None where there is nothing to check.
       warm: writes to memory that exists; otherwise each call gets a fresh output.
       lingers: seconds that its threads wait in a loop for more work.
+      program: what XLA compiled for it, by `xla_program.text`; "" where it did not.
     """
 
     family: str
@@ -50,6 +55,7 @@ class Contender:
     read: Callable[[Any], np.ndarray] | None = None
     warm: bool = False
     lingers: float = 0.0
+    program: str = ""
 
     @property
     def label(self) -> str:
@@ -96,6 +102,7 @@ class Sample:
     rounds: int
     calls: int  # per round
     faults: float  # minor page faults per call
+    program_of: str | None = None  # the contender that was timed, of the same program
 
     @property
     def label(self) -> str:
@@ -117,13 +124,16 @@ def measure(
     Returns:
       one sample per contender, in their order.
     """
-    count = len(contenders)
+    timed = [_first_of_program(contenders, k) for k in range(len(contenders))]
     seconds: list[list[float]] = [[] for _ in contenders]
     faults: list[list[float]] = [[] for _ in contenders]
     index = 0
     with _no_garbage_collection():
         calls = []
         for k, contender in enumerate(contenders):
+            if timed[k] != k:
+                calls.append(0)
+                continue
             once, faulted = _run(contender, index, 1, timing.blocking)
             most = max(1.0, 2 * timing.seconds)
             # The first call also warms up, and may compile.
@@ -135,23 +145,35 @@ def measure(
             calls.append(calls_per_sample(once, timing.sample_seconds))
             index += 2
         end = time.perf_counter() + timing.seconds
-        turns = [k for k in range(count) if not seconds[k]]
+        turns = [k for k in sorted({*timed}) if not seconds[k]]
         for done in range(timing.rounds):
             if done >= 3 and time.perf_counter() > end:
                 break
             order = [turns[i] for i in rotation(len(turns), done)]
+            if done >= 3 and done % _SITS_OUT:
+                order = [k for k in order if not contenders[k].lingers]
             for k in sorted(order, key=lambda k: contenders[k].lingers):
                 index = _settle(contenders[k], index, timing.settle_seconds)
                 elapsed, faulted = _run(contenders[k], index, calls[k], timing.blocking)
                 seconds[k].append(elapsed)
                 faults[k].append(faulted)
                 index += calls[k]
-            time.sleep(max(c.lingers for c in contenders))
+            time.sleep(max((contenders[k].lingers for k in order), default=0.0))
             on_round()
-    return [
-        summarise(c, s, n, statistics.median(f))
-        for c, s, n, f in zip(contenders, seconds, calls, faults, strict=True)
-    ]
+    samples = []
+    for k, j in enumerate(timed):
+        fault = statistics.median(faults[j])
+        sample = summarise(contenders[k], seconds[j], calls[j], fault)
+        known = None if j == k else contenders[j].family
+        samples.append(dataclasses.replace(sample, program_of=known))
+    return samples
+
+
+def _first_of_program(contenders: Sequence[Contender], k: int) -> int:
+    """The first contender that runs the very program of the k-th: often itself."""
+    mine = contenders[k].program, contenders[k].warm
+    of = ((c.program, c.warm) for c in contenders)
+    return next(j for j, key in enumerate(of) if j == k or (mine[0] and key == mine))
 
 
 def summarise(

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 import jax_layout as jl
-from benchmarks import profiles, runner
+from benchmarks import profiles, runner, xla_program
 from benchmarks.display import show_products
 from benchmarks.harness import LINGERS, Contender, Timing, measure
 from benchmarks.results import CaseResult
@@ -211,13 +211,15 @@ def _measure_case(
     packed = [[np.transpose(v, axes) if v.ndim == 4 else v for v in (ct, *operands)]]
     sets = [[jax.device_put(v.copy(), device) for v in packed[0]] for _ in range(_SETS)]
     for family, f in _jax_functions(operator, format, gradient).items():
+        compiled = f.lower(*sets[0]).compile()
         contenders.append(
             Contender(
                 family,
                 "ours" if family == "ours" else "peer",
-                functools.partial(_launch, f, sets),
+                functools.partial(_launch, compiled, sets),
                 jax.block_until_ready,
                 lambda out: np.asarray(out[0] if gradient else out),
+                program=xla_program.text(compiled),
             )
         )
     if torch is not None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,7 +20,16 @@ pytest.importorskip("matplotlib")
 import rich.console
 
 from benchmarks import all as all_benchmarks
-from benchmarks import conv, display, harness, machine, permute, profiles, runner
+from benchmarks import (
+    conv,
+    display,
+    harness,
+    machine,
+    permute,
+    profiles,
+    runner,
+    xla_program,
+)
 from benchmarks.buffers import Buffers
 from benchmarks.harness import (
     Contender,
@@ -121,6 +131,46 @@ def test_whose_threads_linger_comes_last_and_then_a_pause(monkeypatch):
     ]
     measure(contenders, Timing(rounds=3, sample_seconds=0.0))
     assert seen[-12:] == [*"ab", "torch", 0.5, *"ba", "torch", 0.5, *"ba", "torch", 0.5]
+
+
+def test_who_lingers_sits_out_after_three_rounds(monkeypatch):
+    monkeypatch.setattr(harness.time, "sleep", lambda seconds: None)
+    contenders = [
+        Contender("a", "peer", lambda i: None),
+        Contender("torch", "peer", lambda i: None, lingers=0.5),
+    ]
+    a, torch = measure(contenders, Timing(rounds=9, seconds=9.0, sample_seconds=0.0))
+    assert (a.rounds, torch.rounds) == (9, 5)  # 0, 1, 2, 4 and 8
+
+
+def test_one_program_is_timed_once():
+    seen = []
+    contenders = [
+        Contender(name, "peer", lambda i, n=name: seen.append(n), program=program)
+        for name, program in (("a", "p"), ("b", "q"), ("c", "p"), ("d", ""), ("e", ""))
+    ]
+    samples = measure(contenders, Timing(rounds=3, sample_seconds=0.0))
+    assert {*seen} == {*"abde"}
+    assert [s.program_of for s in samples] == [None, None, "a", None, None]
+    assert samples[2].median == samples[0].median and samples[2].family == "c"
+
+
+def test_the_text_of_a_program_has_no_names():
+    def one(x, y):
+        return jnp.sin(x) @ y
+
+    def other(left, right):
+        return jnp.matmul(jnp.sin(left), right)
+
+    def third(x, y):
+        return jnp.cos(x) @ y
+
+    x = jnp.ones((64, 64))
+    texts = [
+        xla_program.text(jax.jit(f).lower(x, x).compile()) for f in (one, other, third)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+    assert "{1,0}" in texts[0]
 
 
 def test_measure_keeps_three_rounds_when_time_is_up():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_layout as jl
+from benchmarks import xla_program
 from benchmarks.buffers import Buffers
 from benchmarks.harness import Contender, Role
 from benchmarks.permute_cases import PermuteCase
@@ -28,7 +29,9 @@ def contenders(
     found = []
     for family, function in functions.items():
         role: Role = "ours" if family == "ours" else "peer"
-        found.append(_fresh(family, role, jax.jit(function), xs))
+        compiled = jax.jit(function).lower(xs[0]).compile()
+        program = xla_program.text(compiled)
+        found.append(_fresh(family, role, compiled, xs, program))
         found.append(_warm(family, role, function, xs))
         if case.group == "tiny":
             found.append(_fresh(f"{family} eager", role, function, xs))
@@ -38,13 +41,16 @@ def contenders(
     return found
 
 
-def _fresh(family: str, role: Role, f: Any, xs: list[jax.Array]) -> Contender:
+def _fresh(
+    family: str, role: Role, f: Any, xs: list[jax.Array], program: str = ""
+) -> Contender:
     return Contender(
         family=family,
         role=role,
         launch=lambda i: f(xs[i % len(xs)]),
         wait=jax.block_until_ready,
         read=np.asarray,
+        program=program,
     )
 
 

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that XLA compiled, in a form in which equal ones are equal text."""
+
+import re
+from typing import Any
+
+# Where each instruction came from, and what its arguments are called.
+_METADATA = re.compile(r",? ?metadata=\{[^{}]*\}")
+_ARGUMENT = re.compile(r"[\w.\-]+: (?=\(|\w+\[)")
+_NAME = re.compile(r"%[\w.\-]+")
+_LAYOUT = re.compile(r"entry_computation_layout=(.*?)(?:, \w+=|$)", re.MULTILINE)
+
+
+def text(compiled: Any) -> str:
+    """What `jax.jit(f).lower(...).compile()` runs, less names and source lines."""
+    whole = compiled.as_text()
+    start = re.search(r"^(?:%|ENTRY )", whole, re.MULTILINE)
+    if start is None:  # of a kind that is not known here: equal to nothing
+        return ""
+    layout = _LAYOUT.search(whole)
+    lines = _ARGUMENT.sub("", _METADATA.sub("", whole[start.start() :]))
+    names: dict[str, str] = {}
+    lines = _NAME.sub(lambda m: names.setdefault(m[0], f"%{len(names)}"), lines)
+    return (layout[1] if layout else "") + "\n" + lines
