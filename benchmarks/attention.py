@@ -76,6 +76,7 @@ def _case(
         _with_gradients(ours) if gradients else ours,
         _with_gradients(theirs) if gradients else theirs,
         _torch(n != k, causal, gradients),
+        swept=group == "decode",
     )
 
 

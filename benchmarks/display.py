@@ -171,11 +171,17 @@ def show_products(report: Report, console: Console) -> None:
         peers = [family for family in families if family != "ours"]
         for heading in ("dtype", *families, *(f"x {peer}" for peer in peers)):
             grid.add_column(heading, justify="right", no_wrap=True)
+        if swept := any(case.copy() for case in cases):
+            grid.add_column("% sweep", justify="right", no_wrap=True)
         for case in cases:
             samples = [case.sample(family, False) for family in families]
             speeds = [_flops(case, sample) if sample else "-" for sample in samples]
             ratios = [_ratio(case.speedup(peer, False)) for peer in peers]
-            grid.add_row(case.name, _short(case.config["dtype"]), *speeds, *ratios)
+            ours = case.sample("ours", False)
+            share = case.share(ours) if ours else None
+            shares = [f"{100 * share:.0f}" if share else "-"] if swept else []
+            texts = (case.name, _short(case.config["dtype"]), *speeds, *ratios)
+            grid.add_row(*texts, *shares)
         console.print(grid)
     unit = "us: microseconds"
     if any(case.flops >= _FEW_FLOPS for case in report.cases):

@@ -31,6 +31,7 @@ class GemmCase:
       torch: the same in torch, given the module `torch`; None to leave it out.
       index: the extent and number of the indices that are one more operand, the last.
       in_order: whether these are sorted.
+      swept: whether reading the operands once is the ceiling.
     """
 
     group: str
@@ -43,6 +44,7 @@ class GemmCase:
     torch: Callable[[Any], Function] | None = None
     index: tuple[int, int] | None = None
     in_order: bool = False
+    swept: bool = False
 
     @property
     def config(self) -> dict[str, str]:
@@ -129,7 +131,12 @@ def _squares() -> list[GemmCase]:
 
 def _skinny() -> list[GemmCase]:
     return [
-        _einsum("skinny", f"{m} rows, {form}", _FORMS[form], dtype, m=m, n=4096, k=4096)
+        dataclasses.replace(
+            _einsum(
+                "skinny", f"{m} rows, {form}", _FORMS[form], dtype, m=m, n=4096, k=4096
+            ),
+            swept=True,
+        )
         for dtype, rows in (
             ("bfloat16", (1, 4, 8, 16, 32)),
             ("float32", (1, 4, 8, 16, 32)),

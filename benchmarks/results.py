@@ -20,6 +20,7 @@ PLAIN = {
     "permute": (("ours", "jnp"), ("ours eager", "jnp eager")),
     "gemm": (("ours", "jnp"),),
     "linear": (("ours", "jnp"),),
+    "attention": (("ours", "jnp"),),
     "index": (("ours", "jnp"),),
     "operators": (("ours", "jnp"),),
     "conv": (("ours", "lax"), ("our conv", "lax")),

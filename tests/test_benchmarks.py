@@ -40,6 +40,7 @@ from benchmarks.harness import (
     rotation,
     summarise,
 )
+from benchmarks.peers import sweep_peer
 from benchmarks.permute_cases import MIB, PermuteCase, all_cases
 from benchmarks.results import CaseResult, Report, geometric_mean
 from docs import tables
@@ -131,6 +132,16 @@ def test_whose_threads_linger_comes_last_and_then_a_pause(monkeypatch):
     ]
     measure(contenders, Timing(rounds=3, sample_seconds=0.0))
     assert seen[-12:] == [*"ab", "torch", 0.5, *"ba", "torch", 0.5, *"ba", "torch", 0.5]
+
+
+@pytest.mark.parametrize("nbytes", [8, 4096, 1 << 20, (1 << 20) + 24])
+def test_a_sweep_reads_every_word(nbytes):
+    words = np.arange(nbytes // 8, dtype=np.int32)  # half of the bytes are there
+    sets = [[jnp.asarray(words), jnp.asarray(words)]]
+    for contender in sweep_peer.contenders(sets):
+        expected = 2 * int(words[: words.size // 2 * 2].view(np.uint64).sum())
+        assert contender.launch(0) % 2**64 == expected % 2**64
+        assert contender.role == "copy" and contender.read is None
 
 
 def test_who_lingers_sits_out_after_three_rounds(monkeypatch):
