@@ -4,8 +4,8 @@
 Every contender runs once per round, in an order that rotates from round to round,
 so a slow minute of the machine falls on all of them. One whose threads go on to wait in
 a loop for more work, as OpenMP's do, comes last, and a pause after it: else the same
-contender would follow it in most rounds, and share its cores with them; after three
-rounds it sits out most. One index counts every launch: contenders use it to walk
+contender would follow it in most rounds, and share its cores with them; and it sits out
+three rounds of four. One index counts every launch: contenders use it to walk
 through their buffers, so that no launch finds in cache what the one before it left.
 
 Contenders of which XLA made the same program are timed once, and share the sample: what
@@ -72,7 +72,8 @@ class Timing:
     """How long to measure.
 
     Attributes:
-      rounds: samples of each contender, fewer (but three) if `seconds` run out.
+      rounds: samples of each contender, fewer (but three) if `seconds` run out; of
+        one that lingers a quarter.
       seconds: budget of a case, all its contenders together; one whose second call
         takes twice that, and a second, gives one sample.
       sample_seconds: a sample repeats a short call until it lasts about this long.
@@ -146,11 +147,13 @@ def measure(
             index += 2
         end = time.perf_counter() + timing.seconds
         turns = [k for k in sorted({*timed}) if not seconds[k]]
+        lingering = any(contenders[k].lingers for k in turns)
+        least = min(timing.rounds, 2 * _SITS_OUT + 1 if lingering else 3)
         for done in range(timing.rounds):
-            if done >= 3 and time.perf_counter() > end:
+            if done >= least and time.perf_counter() > end:
                 break
             order = [turns[i] for i in rotation(len(turns), done)]
-            if done >= 3 and done % _SITS_OUT:
+            if done % _SITS_OUT:
                 order = [k for k in order if not contenders[k].lingers]
             for k in sorted(order, key=lambda k: contenders[k].lingers):
                 index = _settle(contenders[k], index, timing.settle_seconds)
