@@ -32,6 +32,8 @@ class Case:
       together: the works it asks about are one pattern, which XLA fuses whole: all
         take ours at once. Otherwise each in turn, in a program that is XLA's.
       whole: a program that is timed as it stands, however short.
+      hot: its operands were just computed, as those of a norm: one set, in caches
+        as far as it fits.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Case:
     below: tuple[int, int] = (-8, 8)
     together: bool = False
     whole: bool = False
+    hot: bool = False
 
     def operands(self, stack: Sizes = ()) -> list[np.ndarray]:
         """Numbers that the dtypes hold, with leading axes for copies."""

@@ -418,7 +418,8 @@ def _norms(quick: bool) -> Iterator[Case]:
     wanted = {"float32": 1, "bfloat16": 1, "float16": 3, "float64": 3}
     images = [(8, 64, 56, 56), (8, 256, 14, 14), (1, 16, 8, 8), (8, 64, 14, 14),
               (2, 512, 7, 7)]  # fmt: skip
-    rows = [(128, 768), (512, 1024), (1, 768), (64, 64), (4096, 1024)]
+    rows = [(128, 768), (512, 1024), (1, 768), (64, 64), (4096, 1024),
+            (8, 64 * 56 * 56)]  # fmt: skip
     if quick:
         wanted, images, rows = {"float32": 1, "bfloat16": 1}, images[:1], rows[:2]
     orders = ("NCHW", "NHWC")
@@ -451,9 +452,9 @@ def _in_memory(f: Function, format: jl.MemoryFormat, x: Any, *rest: Any) -> Any:
 
 
 def _norm(kind: str, f: Function, dtype: str, x: Sizes, size: int) -> Iterator[Case]:
-    yield case_of(kind, f, dtype, x, (size,), (size,))
+    yield case_of(kind, f, dtype, x, (size,), (size,), hot=True)
     g = with_gradient(f, 3)
-    yield case_of(f"{kind}, gradient", g, dtype, x, (size,), (size,), x)
+    yield case_of(f"{kind}, gradient", g, dtype, x, (size,), (size,), x, hot=True)
 
 
 def _matrix_sums(quick: bool) -> Iterator[Case]:

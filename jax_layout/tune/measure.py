@@ -166,7 +166,8 @@ def _program(case: Case, device: Any) -> tuple[Callable[..., Any], list[list[Any
 
     nbytes = case.nbytes()
     if case.whole or nbytes >= _SHORT:
-        return case.f, [put() for _ in range(max(1, min(3, _SETS // nbytes)))]
+        sets = 1 if case.hot else max(1, min(3, _SETS // nbytes))
+        return case.f, [put() for _ in range(sets)]
     steps = min(max(_STACK // nbytes, _STEPS[0]), _STEPS[1])
 
     def loop(*stacked: Any) -> Any:
