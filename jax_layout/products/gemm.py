@@ -556,11 +556,21 @@ def _sharding(*avals: Any, spec: str, **params: Any) -> str:
 def _in_parts(total: Any, a: Array, b: Array, *c: Array, **params: Any) -> Array:
     """The addend is added once, not by every device."""
     beta, dtype = params.pop("beta"), params.pop("preferred_element_type")
-    wide = accumulator(dtype)
-    out = total(gemm_p(a, b, beta=0, preferred_element_type=wide, **params))
+    out = total(gemm_p(a, b, beta=0, preferred_element_type=sent(dtype), **params))
+    if c:
+        out = out.astype(accumulator(dtype))
     for addend in c:
-        out = out + beta * addend.astype(wide)
+        out = out + beta * addend.astype(out.dtype)
     return out.astype(dtype)
+
+
+def sent(dtype: np.dtype) -> np.dtype:
+    """The dtype in which parts of a sum go from device to device.
+
+    In the result's dtype, as those of `jax.lax.dot_general`: float32 is twice the bytes
+    of 16 bits, and what is added to others before it is rounded is sent by itself.
+    """
+    return dtype if dtype.itemsize > 1 else accumulator(dtype)
 
 
 # In the order of DType in core/dtype.h.

@@ -34,6 +34,7 @@ from jax_layout.products.gemm import (
     GEMM_DTYPES,
     contract,
     gemm_kernel,
+    sent,
     terms,
     unused_letter,
 )
@@ -339,8 +340,9 @@ def _in_parts(
     **params: Any,
 ) -> list[Array]:
     """Bias and activation come after the sum, once."""
-    product = contract(a, b.astype(a.dtype), dtype=accumulator(dtype), **params)
-    return _epilogue(total(product), *bias, activation=activation, aux=aux, dtype=dtype)
+    product = total(contract(a, b.astype(a.dtype), dtype=sent(dtype), **params))
+    product = product.astype(accumulator(dtype))
+    return _epilogue(product, *bias, activation=activation, aux=aux, dtype=dtype)
 
 
 linear_p = define(
