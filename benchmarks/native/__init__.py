@@ -29,7 +29,7 @@ def library(name: str, *, native: bool, kernels: Sequence[str] = ()) -> ctypes.C
         sources += sorted(ROOT.glob(pattern))
     flags = ["-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-pthread"]
     flags += [f"-I{ROOT}", *(["-march=native"] if native else [])]
-    return _compiled(name, os.environ.get("CXX", "g++"), flags, sources)
+    return _compiled(name, os.environ.get("CXX", "g++"), flags, sources, "cpu")
 
 
 @functools.cache
@@ -43,16 +43,20 @@ def cuda_library(name: str, kernels: Sequence[str]) -> ctypes.CDLL:
     sources = [HERE / f"{name}.cu", *(ROOT / kernel for kernel in kernels)]
     nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc") or _NVCC
     flags = ["-std=c++20", "-O3", "-arch=native", "-Xcompiler", "-fPIC", "-shared"]
-    return _compiled(name, nvcc, [*flags, f"-I{ROOT}"], sources)
+    return _compiled(name, nvcc, [*flags, f"-I{ROOT}"], sources, "cuda")
 
 
 _NVCC = "/usr/local/cuda/bin/nvcc"
 
 
 def _compiled(
-    name: str, compiler: str, flags: Sequence[str], sources: Sequence[Path]
+    name: str,
+    compiler: str,
+    flags: Sequence[str],
+    sources: Sequence[Path],
+    backend: str,
 ) -> ctypes.CDLL:
-    fingerprint = _fingerprint([compiler, *flags], sources)
+    fingerprint = _fingerprint([compiler, *flags], sources, backend)
     target = _cache() / f"{name}-{fingerprint}.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,11 +71,11 @@ def _cache() -> Path:
     return Path(home) / "jax_layout_benchmarks"
 
 
-def _fingerprint(flags: Sequence[str], sources: Sequence[Path]) -> str:
+def _fingerprint(flags: Sequence[str], sources: Sequence[Path], backend: str) -> str:
     """Changes with the flags, the sources, any header and the CPU."""
     headers = sorted(
         header
-        for folder in (HERE, ROOT / "core", ROOT / "cpu", ROOT / "cuda")
+        for folder in (HERE, ROOT / "core", ROOT / backend)
         for header in (*folder.rglob("*.h"), *folder.rglob("*.cuh"))
     )
     digest = hashlib.sha256(" ".join([*flags, _cpu()]).encode())

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernel on its own, the driver's copy, and events to time both: all on
-// the default stream, in memory that exists. Functions return whether they could.
+// The CUDA kernel on its own, the driver's copy, and events to time both: all
+// on the default stream, in memory that exists. Functions return whether they
+// could.
 #include <cuda_runtime.h>
 
 #include "cuda/permute/permute.h"

@@ -427,7 +427,10 @@ def _work(
 
 
 def _tf32(operand: np.dtype, result: np.dtype, precision: Any) -> bool | None:
-    """Whether float32 may be rounded to TF32; None if the kernels cannot obey."""
+    """Whether float32 may be rounded to TF32; None if the kernels cannot obey.
+
+    Of 8-bit floats, whether sums may be the tensor cores' own, as XLA's are by default.
+    """
     if isinstance(precision, DotAlgorithmPreset):
         float32 = np.dtype(np.float32)
         obeyed = {
@@ -446,6 +449,8 @@ def _tf32(operand: np.dtype, result: np.dtype, precision: Any) -> bool | None:
     if isinstance(precision, tuple) and all(
         isinstance(p, Precision) for p in precision
     ):
+        if operand.itemsize == 1:
+            return set(precision) == {Precision.DEFAULT}
         return Precision.HIGHEST not in precision
     return None
 

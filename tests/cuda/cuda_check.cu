@@ -279,9 +279,9 @@ std::string CheckSelect(const IndexCase& c) {
         const int64_t from = jax_layout::ResolveIndex(
             index[b * c.count + i], c.extent, plan.clip, plan.wrap);
         const auto* to = &found[((b * c.outer + o) * c.count + i) * row];
-        const auto* of =
-            from < 0 ? nullptr
-                     : &x[((b * c.outer + o) * c.extent + from) * row];
+        const auto* of = from < 0
+                             ? nullptr
+                             : &x[((b * c.outer + o) * c.extent + from) * row];
         for (int64_t k = 0; k < row; ++k) {
           if (to[k] != (of ? of[k] : fill[k % c.itemsize])) {
             return "wrong at row " + std::to_string(i);
@@ -309,8 +309,8 @@ std::string CheckAdd(const IndexCase& c, bool sorted) {
     const auto first = index.begin() + b * c.count;
     std::vector<std::pair<int64_t, int64_t>> order;
     for (int64_t i = 0; i < c.count; ++i) {
-      const int64_t at = jax_layout::ResolveIndex(first[i], c.extent, plan.clip,
-                                                  plan.wrap);
+      const int64_t at =
+          jax_layout::ResolveIndex(first[i], c.extent, plan.clip, plan.wrap);
       order.push_back({at < 0 ? c.extent : at, i});
     }
     if (sorted) std::stable_sort(order.begin(), order.end());

@@ -63,7 +63,7 @@ if [ -n "$gemm" ]; then
   printf '#!/bin/sh\\necho stands in\\n' > "$out"
   exec chmod +x "$out"
 fi
-g++ -std=c++20 -O1 -w -fno-strict-aliasing $shared -Itests/cuda/emulation -I. -xc++ \\
+g++ -std=c++20 -O0 -w -fno-strict-aliasing $shared -Itests/cuda/emulation -I. -xc++ \\
   $sources tests/cuda/emulation/emulation.cc -o "$out.host" || exit
 if [ -n "$shared" ]; then exec mv "$out.host" "$out"; fi
 printf '#!/bin/sh\\nexec "%s" --at-most 3000\\n' "$(realpath "$out.host")" > "$out"
@@ -111,10 +111,10 @@ PARTS = {
     "checks": {"TESTS": "--collect-only"},
     "kernels": {"BENCH": f"{QUICK} 'patchify 16 float32' 'select: 64x64'"},
     "products": {
-        "BENCH": f"{QUICK} 'tiny: 4 NT float32' '4096->4096, gelu bfloat16' "
+        "BENCH": f"{QUICK} 'tiny: 4 NT float32' '16x4096->4096, gelu bfloat16' "
         "'of 512x8, float32'"
     },
-    "programs": {"BENCH": f"{QUICK} 'ViT' 'Equinox: GRU cell'"},
+    "programs": {"BENCH": f"{QUICK} 'ViT block' 'Equinox: GRU cell'"},
 }
 RESULTS = {
     "checks": (),
@@ -191,7 +191,7 @@ def wait_until(true, process):
 def test_what_is_killed_leaves_what_it_has(environment, tmp_path):
     """A step; then the script, by what a machine sends that is taken away."""
     out = tmp_path / "out"
-    more = "--rounds 1000000 --seconds 0.5 --case 'tiny: 4 NT' '4096->4096, gelu'"
+    more = "--rounds 1000000 --seconds 0.5 --case 'tiny: 4 NT' '16x4096->4096, gelu'"
     process = start(environment, out, "products", BENCH=more)
     first, second = (out / f"{name}_{NAME}.partial" for name in ("gemm", "linear"))
     try:

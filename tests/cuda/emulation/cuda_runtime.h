@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What programs beside the kernels use of the runtime, over host memory: what is
-// enqueued is done at once, and the time of it is the host's.
+// What programs beside the kernels use of the runtime, over host memory: what
+// is enqueued is done at once, and the time of it is the host's.
 #ifndef JAX_LAYOUT_TESTS_CUDA_EMULATION_CUDA_RUNTIME_H_
 #define JAX_LAYOUT_TESTS_CUDA_EMULATION_CUDA_RUNTIME_H_
 
