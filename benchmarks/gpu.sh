@@ -101,12 +101,19 @@ bench() {
 }
 
 if [ -n "${WHEELS:-}" ]; then
-  step 60 wheels "$python" -m pip install --quiet --no-index --no-deps "$WHEELS"/*.whl
+  step 60 wheels "$python" -m pip install --quiet --no-index --no-deps --upgrade \
+    --target "$build/site" "$WHEELS"/*.whl
+  export PYTHONPATH=$PWD/$build/site${PYTHONPATH:+:$PYTHONPATH}
 fi
+step 60 needs "$python" -c 'import importlib.util as u, sys
+names = "jax numpy opt_einsum platformdirs safetensors scipy rich pytest hypothesis"
+missing = [name for name in names.split() if not u.find_spec(name)]
+sys.exit("not installed, so give their wheels: " + " ".join(missing) if missing else 0)'
 # Beside nvcc where it is not on PATH itself.
 nvcc=$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")
 sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
 export CUDACXX=$nvcc XLA_PYTHON_CLIENT_PREALLOCATE=false
+tests=tests${PYTHONPATH:+:$PYTHONPATH}
 
 built='import sys; from jax_layout import _backends as b; sys.exit(not b.available("cuda"))'
 if ! "$python" -c "$built" >> "$log" 2>&1; then
@@ -136,13 +143,13 @@ print(*[f for p in nvidia.__path__ for f in glob.glob(p + "/cu13/lib/libcublasLt
   local workers
   workers=$("$python" -c 'import xdist; print("-n 8 --dist loadfile")' 2> /dev/null)
   # shellcheck disable=SC2086  # several options
-  step 480 tests env JAX_DEFAULT_MATMUL_PRECISION=highest PYTHONPATH=tests \
+  step 480 tests env JAX_DEFAULT_MATMUL_PRECISION=highest PYTHONPATH="$tests" \
     "$python" -m on_a_gpu -q --no-header --tb=short $workers ${TESTS:-}
 }
 
 kernels() {
   bench 240 permute permute --device "$platform" --seconds 1
-  step 120 predictions env PYTHONPATH=tests "$python" -m benchmarks.score \
+  step 120 predictions env PYTHONPATH="$tests" "$python" -m benchmarks.score \
     "$out/permute_$device.json" --gpu "$device" --json "$out/predicted_$device.json"
   bench 150 index index --device "$platform" --seconds 0.5
 }

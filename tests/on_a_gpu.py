@@ -29,6 +29,22 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_configure(config):
+    config.pluginmanager.register(SaysAtOnce(config))
+
+
+class SaysAtOnce:
+    """Why a test failed, when it does: the process may be stopped before its end."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def pytest_runtest_logreport(self, report):
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\n{report.nodeid}: {report.longreprtext[-800:]}")
+
+
 def reads_programs(item):
     """Whether a test calls something of tests/hlo.py."""
     code = getattr(getattr(item, "function", None), "__code__", None)

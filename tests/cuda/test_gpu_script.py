@@ -172,7 +172,7 @@ STEPS = {part: [f"benchmark {n}" for n in RESULTS[part]] for part in PARTS}
 STEPS["kernels"].remove("benchmark predicted")
 STEPS["kernels"].append("predictions")
 STEPS["checks"] = (
-    "build cuda_check,build cuda_check_gemm,cuda_check,cuda_check_gemm,"
+    "needs,build cuda_check,build cuda_check_gemm,cuda_check,cuda_check_gemm,"
     "memcheck,racecheck,synccheck,initcheck,tests".split(",")
 )
 
@@ -250,3 +250,23 @@ def test_what_tf32_may_be_off():
     assert "wrong" in compare(off, expected, "float32", tf32=False)
     assert "wrong" in compare(off, expected, "float64", tf32=True)
     assert "wrong" in compare(off + 0.01, expected, "complex64", tf32=True)
+
+
+def test_a_failure_is_told_at_once(tmp_path):
+    """And what reads programs is left out."""
+    (tmp_path / "test_it.py").write_text(
+        "from hlo import compiled, count\n"
+        "def test_program(): assert compiled(abs, 1) == ''\n"
+        "def test_values(): assert 1 == 2\n"
+        "def test_after(): print('after')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "on_a_gpu", "-s", "-q", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 failed, 1 passed, 1 deselected" in done.stdout
+    assert -1 < done.stdout.find("assert 1 == 2") < done.stdout.find("after\n")
