@@ -2,6 +2,7 @@
 """C++ and CUDA that only the benchmarks need, compiled on first use."""
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -58,11 +59,13 @@ def _compiled(
 ) -> ctypes.CDLL:
     fingerprint = _fingerprint([compiler, *flags], sources, backend)
     target = _cache() / f"{name}-{fingerprint}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler, *flags, *sources, "-o", partial], check=True)
-        partial.rename(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_suffix(".lock").open("w") as lock:  # one process compiles it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            partial = target.with_suffix(".partial")
+            subprocess.run([compiler, *flags, *sources, "-o", partial], check=True)
+            partial.rename(target)
     return ctypes.CDLL(str(target))
 
 

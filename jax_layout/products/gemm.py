@@ -26,7 +26,7 @@ from jax.lax import DotAlgorithmPreset, Precision
 from jax.typing import DTypeLike
 
 from jax_layout import _backends
-from jax_layout.arguments import accumulator, placement, widest
+from jax_layout.arguments import accumulator, placement, sent, widest
 from jax_layout.choices import Work
 from jax_layout.op import Kernel, Op, define
 from jax_layout.permute import permute
@@ -427,10 +427,8 @@ def _work(
 
 
 def _tf32(operand: np.dtype, result: np.dtype, precision: Any) -> bool | None:
-    """Whether float32 may be rounded to TF32; None if the kernels cannot obey.
-
-    Of 8-bit floats, whether sums may be the tensor cores' own, as XLA's are by default.
-    """
+    """Whether float32 may be rounded to TF32, or sums of 8-bit floats be less than
+    float32's, as XLA's are by default; None if the kernels cannot obey."""
     if isinstance(precision, DotAlgorithmPreset):
         float32 = np.dtype(np.float32)
         obeyed = {
@@ -562,20 +560,10 @@ def _in_parts(total: Any, a: Array, b: Array, *c: Array, **params: Any) -> Array
     """The addend is added once, not by every device."""
     beta, dtype = params.pop("beta"), params.pop("preferred_element_type")
     out = total(gemm_p(a, b, beta=0, preferred_element_type=sent(dtype), **params))
-    if c:
-        out = out.astype(accumulator(dtype))
     for addend in c:
-        out = out + beta * addend.astype(out.dtype)
+        wide = accumulator(dtype)
+        out = out.astype(wide) + beta * addend.astype(wide)
     return out.astype(dtype)
-
-
-def sent(dtype: np.dtype) -> np.dtype:
-    """The dtype in which parts of a sum go from device to device.
-
-    In the result's dtype, as those of `jax.lax.dot_general`: float32 is twice the bytes
-    of 16 bits, and what is added to others before it is rounded is sent by itself.
-    """
-    return dtype if dtype.itemsize > 1 else accumulator(dtype)
 
 
 # In the order of DType in core/dtype.h.

@@ -27,14 +27,13 @@ from jax.interpreters import ad
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_layout import _compat
-from jax_layout.arguments import accumulator, placement, same_kind, widest
+from jax_layout.arguments import accumulator, placement, same_kind, sent, widest
 from jax_layout.op import Kernel, Op, batch_of, define, jvp_of
 from jax_layout.plain import jnp, nn
 from jax_layout.products.gemm import (
     GEMM_DTYPES,
     contract,
     gemm_kernel,
-    sent,
     terms,
     unused_letter,
 )
