@@ -427,8 +427,7 @@ def _work(
 
 
 def _tf32(operand: np.dtype, result: np.dtype, precision: Any) -> bool | None:
-    """Whether float32 may be rounded to TF32, or sums of 8-bit floats be less than
-    float32's, as XLA's are by default; None if the kernels cannot obey."""
+    """Whether TF32 will do, of 8-bit floats fast sums; None if kernels cannot obey."""
     if isinstance(precision, DotAlgorithmPreset):
         float32 = np.dtype(np.float32)
         obeyed = {
@@ -447,9 +446,8 @@ def _tf32(operand: np.dtype, result: np.dtype, precision: Any) -> bool | None:
     if isinstance(precision, tuple) and all(
         isinstance(p, Precision) for p in precision
     ):
-        if operand.itemsize == 1:
-            return set(precision) == {Precision.DEFAULT}
-        return Precision.HIGHEST not in precision
+        high = {Precision.HIGH} if operand.itemsize > 1 else set()
+        return {Precision.DEFAULT, *high}.issuperset(precision)
     return None
 
 
