@@ -66,7 +66,7 @@ fi
 g++ -std=c++20 -O0 -w -fno-strict-aliasing $shared -Itests/cuda/emulation -I. -xc++ \\
   $sources tests/cuda/emulation/emulation.cc -o "$out.host" || exit
 if [ -n "$shared" ]; then exec mv "$out.host" "$out"; fi
-printf '#!/bin/sh\\nexec "%s" --at-most 3000\\n' "$(realpath "$out.host")" > "$out"
+printf '#!/bin/sh\\nexec "%s" --at-most 20000\\n' "$(realpath "$out.host")" > "$out"
 chmod +x "$out" """,
     "python": f"""
 echo $$ > "$OUT/python.pid"
