@@ -4,6 +4,8 @@
 import ctypes
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.permute_cases import MIB, PermuteCase
@@ -11,6 +13,8 @@ from benchmarks.permute_cases import MIB, PermuteCase
 # What one walk over all buffer sets touches, inputs and outputs together: more than
 # the last-level cache of the servers we know.
 ROTATION = 768 * MIB
+ON_GPU = 256 * MIB
+POISON = 0xA5
 
 
 class Buffers:
@@ -34,7 +38,43 @@ class Buffers:
 
     def poison(self) -> None:
         """Fills the output that the next check reads."""
-        self.y[0].view(np.uint8)[...] = 0xA5
+        self.y[0].view(np.uint8)[...] = POISON
+
+    def expected(self, case: PermuteCase) -> np.ndarray:
+        """The bits of the result: NumPy's word is the definition."""
+        return np.ascontiguousarray(bits(self.x[0]).transpose(case.axes))
+
+
+class DeviceBuffers:
+    """The same in a GPU's memory, made there."""
+
+    def __init__(
+        self, case: PermuteCase, device: jax.Device, rotation: int = ON_GPU
+    ) -> None:
+        self.sets = 4 if case.nbytes < MIB else math.ceil(rotation / (2 * case.nbytes))
+        values = jax.jit(lambda: _values(case))
+        with jax.default_device(device):
+            self.x = [values() for _ in range(self.sets)]
+            self.y = [
+                jnp.zeros(case.out_shape, case.np_dtype) for _ in range(self.sets)
+            ]
+        jax.block_until_ready((self.x, self.y))
+
+    def poison(self) -> None:
+        """Nothing: who writes to `y` does it."""
+
+    def expected(self, case: PermuteCase) -> np.ndarray:
+        """The bits of the result, as XLA's transpose has them."""
+        return bits(
+            np.asarray(jax.jit(jnp.transpose, static_argnums=1)(self.x[0], case.axes))
+        )
+
+
+def _values(case: PermuteCase) -> jax.Array:
+    """Whole numbers from 1 to 249, whose order has no period of a power of two."""
+    count = math.prod(case.shape)
+    order = jnp.arange(count, dtype=jnp.uint32) * jnp.uint32(2654435761)
+    return ((order >> 16) % 249 + 1).astype(case.np_dtype).reshape(case.shape)
 
 
 def always_allocate_new_pages() -> None:

@@ -17,6 +17,7 @@ from benchmarks.display import show_products
 from benchmarks.gemm_cases import GemmCase, all_cases
 from benchmarks.harness import LINGERS, Contender, Role, Timing, measure, summarise
 from benchmarks.peers import sweep_peer
+from benchmarks.peers.torch_peer import synchronize
 from benchmarks.results import CaseResult
 from benchmarks.runner import Work
 
@@ -34,6 +35,9 @@ _SETS = 3
 _COMPILED = "torch", "jnp onednn"
 _slow: dict[tuple[str, str], float] = {}
 
+# What a GPU may round to TF32.
+_ROUNDED = "float32", "complex64"
+
 # What jax offers for bf16 on a CPU beyond its default.
 _ONEDNN: dict[str, str | bool] = {"xla_cpu_experimental_onednn_custom_call": True}
 
@@ -50,8 +54,11 @@ def main(
     add("--set", choices=[*groups, "all"], default="all", help="which cases")
     add("--peers", nargs="*", metavar="NAME", help='only these: jnp torch "jnp onednn"')
     add("--device", choices=["cpu", "gpu"], default="cpu")
+    add("--highest", action="store_true", help="float32 and complex64, without TF32")
     options = parser.parse_args(arguments)
     jax.config.update("jax_enable_x64", True)  # for the float64 cases
+    if options.highest:
+        jax.config.update("jax_default_matmul_precision", "highest")
     device = jax.devices(options.device)[0]
     console = runner.console()
     on_gpu = options.device == "gpu"
@@ -65,14 +72,22 @@ def main(
 
     def work(case: GemmCase) -> Work:
         def run(on_round: Callable[[], None]) -> CaseResult:
-            return _measure_case(case, device, timing, options.peers, on_round)
+            given = case, device, timing, options.peers, options.highest, on_round
+            return _measure_case(*given)
 
         return Work(case.group, case.name, case.config, run)
 
     found = found or all_cases()
     chosen = [group for group in groups if options.set in (group, "all")]
-    cases = [work(case) for group in chosen for case in found[group]]
+    cases = [
+        work(case)
+        for group in chosen
+        for case in found[group]
+        if case.dtype in _ROUNDED or not options.highest
+    ]
     settings = dataclasses.asdict(timing)
+    if options.highest:
+        settings["precision"] = "highest"
     report = runner.record(name, cases, options, settings, device, console)
     show_products(report, console)
     return int(runner.failed(report))
@@ -83,14 +98,16 @@ def _measure_case(
     device: jax.Device,
     timing: Timing,
     peers: Sequence[str] | None,
+    highest: bool,
     on_round: Callable[[], None],
 ) -> CaseResult:
     limit = max(2.0, 2 * timing.seconds)
-    host = case.operands()
-    sets = [[jax.device_put(x, device) for x in host] for _ in range(_SETS)]
+    on_gpu = device.platform == "gpu"
+    operands = case.on_device(device) if on_gpu else case.operands()
+    sets = [[_copied(x, device) for x in operands] for _ in range(_SETS)]
     contenders = _jax_contenders(case, sets, device)
     if torch is not None and case.torch is not None:
-        contenders += _torch_contenders(case, host, device)
+        contenders += _torch_contenders(case, operands, device, highest)
     contenders = [
         c for c in contenders if c.role == "ours" or peers is None or c.family in peers
     ]
@@ -98,7 +115,8 @@ def _measure_case(
         contenders += sweep_peer.contenders(sets)
     skipped = {}
     samples = []
-    expected = _exact(case, host)
+    expected = _exact(case, operands)
+    tf32 = on_gpu and not highest
     for contender in list(contenders):
         key = contender.family, case.dtype
         if (wait := case.flops * _slow.get(key, 0.0)) > limit:
@@ -115,7 +133,8 @@ def _measure_case(
             took = time.perf_counter() - start
             problem = None
             if contender.read is not None:
-                problem = _compare(contender.read(result), expected, case.dtype)
+                found = contender.read(result)
+                problem = compare(found, expected, case.dtype, tf32)
         if problem:
             skipped[contender.label] = problem
             contenders.remove(contender)
@@ -124,8 +143,8 @@ def _measure_case(
             contenders.remove(contender)
             _slow[key] = took / max(1, case.flops)
     samples = measure(contenders, timing, on_round) + samples
-    operands = sum(x.nbytes for x in host)
-    moved = operands + expected.size * host[0].itemsize
+    moved = sum(x.nbytes for x in operands)
+    moved += expected.size * operands[0].dtype.itemsize
     return CaseResult(
         case.group, case.name, case.config, moved, tuple(samples), skipped, case.flops
     )
@@ -157,6 +176,10 @@ def _jax_contenders(
     return [contender(family, f) for family, f in functions.items()]
 
 
+def _copied(x: Any, device: jax.Device) -> jax.Array:
+    return jnp.copy(x) if isinstance(x, jax.Array) else jax.device_put(x, device)
+
+
 def _onednn_takes(dtype: str) -> bool:
     """XLA asks the processor whether oneDNN takes 16 bits; capped, that then fails."""
     capped = os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2"
@@ -164,19 +187,21 @@ def _onednn_takes(dtype: str) -> bool:
 
 
 def _torch_contenders(
-    case: GemmCase, host: list[np.ndarray], device: jax.Device
+    case: GemmCase, operands: Sequence[Any], device: jax.Device, highest: bool
 ) -> list[Contender]:
     on_gpu = device.platform == "gpu"
     if on_gpu and not torch.cuda.is_available():
         return []
-    where = "cuda" if on_gpu else "cpu"
+    torch.backends.cuda.matmul.allow_tf32 = not highest  # as jax does
 
-    def tensor(x: np.ndarray) -> Any:
+    def tensor(x: Any) -> Any:
+        if isinstance(x, jax.Array):
+            return torch.from_dlpack(x).clone()
         if x.dtype == jnp.bfloat16:
-            return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16).to(where)
-        return torch.from_numpy(x).to(where)
+            return torch.from_numpy(x.copy().view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(x.copy())
 
-    sets = [[tensor(x.copy()) for x in host] for _ in range(_SETS)]
+    sets = [[tensor(x) for x in operands] for _ in range(_SETS)]
     assert case.torch is not None
     f = case.torch(torch)
 
@@ -189,7 +214,7 @@ def _torch_contenders(
         tensor = tensor.detach().cpu()
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
-    wait = (lambda _: torch.cuda.synchronize()) if on_gpu else (lambda _: None)
+    wait = synchronize if on_gpu else (lambda _: None)
     lingers = 0.0 if on_gpu else LINGERS
     return [Contender("torch", "peer", launch, wait, read, lingers=lingers)]
 
@@ -198,17 +223,28 @@ def _first(result: Any) -> np.ndarray:
     return np.asarray(result[0] if isinstance(result, list | tuple) else result)
 
 
-def _exact(case: GemmCase, host: list[np.ndarray]) -> np.ndarray:
+def _exact(case: GemmCase, operands: Sequence[Any]) -> np.ndarray:
     """jnp's result in float32 or wider, at full precision."""
-    wide = [x.astype(np.float32) if x.dtype.itemsize < 4 else x for x in host]
+    wide = [x.astype(np.float32) if x.dtype.itemsize < 4 else x for x in operands]
     with jax.default_matmul_precision("highest"):
         return _first(jax.jit(case.jnp)(*wide))
 
 
-def _compare(found: np.ndarray, expected: np.ndarray, dtype: str) -> str | None:
-    """Why a result is wrong: an error beyond a few roundings of its largest value."""
+def compare(
+    found: np.ndarray, expected: np.ndarray, dtype: str, tf32: bool
+) -> str | None:
+    """Why a result is wrong: an error beyond a few roundings of its largest value.
+
+    Args:
+      found: the result.
+      expected: the same in float32 or wider.
+      dtype: of the operands.
+      tf32: whether operands of float32 may be rounded to 11 bits.
+    """
     if jnp.issubdtype(dtype, jnp.integer):
         tolerance = 0.0
+    elif tf32 and dtype in _ROUNDED:
+        tolerance = 2.0**-9
     else:  # 16-bit results are rounded once, long sums are in float32 and wider
         eps = jnp.finfo(dtype)
         tolerance = (8 if eps.bits < 32 else 256) * float(eps.eps)

@@ -66,6 +66,32 @@ class GemmCase:
             return [(re + 1j * im).astype(self.dtype) for re, im in parts]
         return [re.astype(jnp.dtype(self.dtype)) for re, _ in parts]
 
+    def on_device(self, device: jax.Device) -> list[jax.Array]:
+        """The same kind of numbers, made where they are used."""
+
+        def draw(key: jax.Array) -> list[jax.Array]:
+            dtype = jnp.dtype(self.dtype)
+            keys = jax.random.split(key, len(self.shapes) + 1)
+            if jnp.issubdtype(dtype, jnp.integer):
+                made = [
+                    jax.random.randint(k, s, -8, 8, jnp.int32).astype(dtype)
+                    for k, s in zip(keys[1:], self.shapes, strict=True)
+                ]
+            else:
+                wide = jnp.promote_types(np.float32, dtype)
+                made = [
+                    jax.random.normal(k, s, wide).astype(dtype)
+                    for k, s in zip(keys[1:], self.shapes, strict=True)
+                ]
+            if self.index is not None:
+                extent, count = self.index
+                rows = jax.random.randint(keys[0], (count,), 0, extent, jnp.int32)
+                made.append(jnp.sort(rows) if self.in_order else rows)
+            return made
+
+        with jax.default_device(device):
+            return jax.jit(draw)(jax.random.key(0))
+
 
 def _einsum(group: str, name: str, spec: str, dtype: str, **extents: int) -> GemmCase:
     a, b, y = spec.replace("->", ",").split(",")

@@ -1,79 +1,173 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Everything that needs a GPU, in one go: build, tests, sanitizers, benchmarks. For a
-# machine with an NVIDIA GPU, jax with its CUDA plugin, nvcc 13, and what
-# pyproject.toml needs to build; no network.
+# Everything that needs a GPU. For a machine with an NVIDIA GPU, jax with its CUDA
+# plugin, nvcc 13, and what pyproject.toml needs to build and test; no network.
 #
-#   benchmarks/gpu.sh [checks | benchmarks]
+#   benchmarks/gpu.sh checks | kernels | products | programs
 #
-# Either part takes up to ten minutes and builds what it needs.
+# checks    kernels without Python, under compute-sanitizer too; tests
+# kernels   permutes, beside copies and what was predicted of them; rows by index
+# products  matrices, linear layers, attention, with TF32 and without
+# programs  whole programs, as they are and with ours
 #
+# A part builds what it needs that is not there. It ends within eight minutes: a step
+# gets what is left of them, at most its own limit.
+#
+# OUT     the folder of the results, benchmarks/results/gpu by default. Each step's
+#         output is there from its first line on, each benchmark's numbers from its
+#         first case on (.partial, until it has all of them): a part that is killed
+#         leaves what it has.
 # PYTHON  the interpreter, python3 by default
+# WHEELS  a folder of wheels to install first, without what they depend on
 # ARCH    the GPU's compute capability without the dot, asked by default
-# OUT     a folder that gets a copy of the results
+# DEVICE  jax's name of the platform, gpu by default
+# BENCH   more options for all benchmarks, such as '--quick --case "4 NT"'
+# TESTS   more options for pytest
+# MINUTES another limit than eight
 #
 # Every step runs even when one before it failed; the exit status tells.
 set -u -o pipefail
 cd "$(dirname "$0")/.."
 
-python=${PYTHON:-python3}
-device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -cs '[:alnum:]\n' '_')
-arch=${ARCH:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)}
-device=${device:-unknown} arch=${arch:-90}
-check=build/cuda_check_$arch
-mkdir -p benchmarks/results build
-log=benchmarks/results/gpu_$device.log
-: > "$log"
+part=${1:-}
+case $part in
+  checks | kernels | products | programs) ;;
+  *)
+    echo "usage: benchmarks/gpu.sh checks | kernels | products | programs" >&2
+    exit 2
+    ;;
+esac
 
-part=${1:-all}
+python=${PYTHON:-python3}
+platform=${DEVICE:-gpu}
+asked() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -n 1; }
+device=$(asked name | tr -cs '[:alnum:]\n' '_')
+arch=${ARCH:-$(asked compute_cap | tr -d .)}
+device=${device:-unknown} arch=${arch:-90}
+out=${OUT:-benchmarks/results/gpu}
+build=build/gpu_$arch
+mkdir -p "$out" "$build"
+log=$out/${part}_$device.log
+: > "$log"
+end=$((SECONDS + 60 * ${MINUTES:-8} - 20))
 failed=0
+child=
+
+say() { echo "== $*" | tee -a "$log"; }
+
+# The step that runs ends with the script.
+stop() {
+  say "stopped after $SECONDS s"
+  [ -z "$child" ] || kill "$child" 2>/dev/null
+  wait
+  exit 143
+}
+trap stop TERM INT HUP
+
 # step SECONDS NAME COMMAND...: runs it, at most that long, and says how it went.
 step() {
-  local limit=$1 name=$2 start=$SECONDS status
+  local limit=$1 name=$2 start=$SECONDS status=0 from
   shift 2
-  echo "== $name: $*" | tee -a "$log"
-  timeout "$limit" "$@" 2>&1 | tee -a "$log" | tail -n 15
-  status=${PIPESTATUS[0]}
+  if [ $((end - SECONDS)) -lt "$limit" ]; then limit=$((end - SECONDS)); fi
+  if [ "$limit" -lt 3 ]; then
+    say "$name: FAILED, as no time is left"
+    failed=1
+    return
+  fi
+  say "$name: $*"
+  from=$(wc -l < "$log")
+  # timeout hands signals on, and bash itself sees to them only while it waits.
+  timeout --kill-after 5 "$limit" "$@" >> "$log" 2>&1 &
+  child=$!
+  wait "$child" || status=$?
+  child=
+  tail -n "+$((from + 1))" "$log" | tail -n 15
   if [ "$status" -eq 0 ]; then
-    echo "== $name: passed in $((SECONDS - start)) s" | tee -a "$log"
+    say "$name: passed in $((SECONDS - start)) s"
   else
-    echo "== $name: FAILED with status $status in $((SECONDS - start)) s" | tee -a "$log"
+    say "$name: FAILED with status $status in $((SECONDS - start)) s"
     failed=1
   fi
 }
 
+# bench SECONDS NAME MODULE OPTIONS...: a benchmark, with its numbers in NAME.
+bench() {
+  local limit=$1 name=$2 module=$3 more
+  shift 3
+  eval "more=(${BENCH:-})"
+  step "$limit" "benchmark $name" "$python" -m "benchmarks.$module" "$@" \
+    --json "$out/${name}_$device.json" "${more[@]}"
+}
+
+if [ -n "${WHEELS:-}" ]; then
+  step 60 wheels "$python" -m pip install --quiet --no-index --no-deps --upgrade \
+    --target "$build/site" "$WHEELS"/*.whl
+  export PYTHONPATH=$PWD/$build/site${PYTHONPATH:+:$PYTHONPATH}
+fi
+step 60 needs "$python" -c 'import importlib.util as u, sys
+names = "jax numpy opt_einsum platformdirs safetensors scipy rich pytest hypothesis"
+missing = [name for name in names.split() if not u.find_spec(name)]
+sys.exit("not installed, so give their wheels: " + " ".join(missing) if missing else 0)'
 # Beside nvcc where it is not on PATH itself.
 nvcc=$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")
 sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
+export CUDACXX=$nvcc XLA_PYTHON_CLIENT_PREALLOCATE=false
+tests=tests${PYTHONPATH:+:$PYTHONPATH}
 
-# jax loads it from its wheel; our check is told where that is.
-cublaslt=$("$python" -c 'import glob, nvidia
-print(*[f for p in nvidia.__path__ for f in glob.glob(p + "/cu13/lib/libcublasLt.so.13")][:1])' 2>/dev/null)
-
-step 180 build "$python" -m pip install --no-build-isolation --no-deps --no-index -e . \
-  -C cmake.define.JAX_LAYOUT_CUDA=ON -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$arch-real"
-if [ "$part" != benchmarks ]; then
-  step 60 "configure cuda_check" cmake -S . -B "$check" -DPython_EXECUTABLE="$(command -v "$python")" \
-    -DJAX_LAYOUT_CUDA=ON -DJAX_LAYOUT_CUDA_CHECK=ON -DCMAKE_CUDA_ARCHITECTURES="$arch-real"
-  step 120 "build cuda_check" cmake --build "$check" --target cuda_check cuda_check_gemm --parallel
-  step 60 cuda_check "$check/cuda_check" --huge
-  step 60 cuda_check_gemm "$check/cuda_check_gemm" $cublaslt
-  step 120 memcheck "$sanitizer" --tool memcheck --error-exitcode 1 "$check/cuda_check"
-  step 120 racecheck "$sanitizer" --tool racecheck --error-exitcode 1 "$check/cuda_check"
-  # Several processes share the GPU, where pytest-xdist is installed.
-  workers=$("$python" -c 'import xdist; print("-n 8")' 2>/dev/null)
-  step 420 tests env XLA_PYTHON_CLIENT_PREALLOCATE=false "$python" -m pytest -q $workers tests
+built='import sys; from jax_layout import _backends as b; sys.exit(not b.available("cuda"))'
+if ! "$python" -c "$built" >> "$log" 2>&1; then
+  step 200 build "$python" -m pip install --no-build-isolation --no-deps --no-index -e . \
+    -C cmake.define.JAX_LAYOUT_CUDA=ON -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$arch-real"
 fi
-if [ "$part" != checks ]; then
-  for benchmark in permute gemm linear; do
-    step 180 "benchmark $benchmark" "$python" -m "benchmarks.$benchmark" --device gpu \
-      --seconds 1 --json "benchmarks/results/${benchmark}_$device.json"
+
+checks() {
+  local flags="-std=c++20 -O3 -lineinfo -arch=sm_$arch -I." tool
+  # shellcheck disable=SC2086  # several flags
+  step 120 "build cuda_check" "$nvcc" $flags -o "$build/cuda_check" \
+    tests/cuda/cuda_check.cu cuda/permute/permute.cu cuda/index/index.cu
+  # shellcheck disable=SC2086
+  step 60 "build cuda_check_gemm" "$nvcc" $flags -o "$build/cuda_check_gemm" \
+    tests/cuda/cuda_check_gemm.cu cuda/gemm/{gemm,choose,cublaslt,tuning}.cc -ldl
+  step 90 cuda_check "$build/cuda_check" --huge
+  # jax loads cuBLASLt from its wheel; our check is told where that is.
+  step 60 cuda_check_gemm "$build/cuda_check_gemm" $("$python" -c 'import glob, nvidia
+print(*[f for p in nvidia.__path__ for f in glob.glob(p + "/cu13/lib/libcublasLt.so.13")][:1])' 2> /dev/null)
+  # The tools slow a kernel down by tens; small arrays have all of its branches.
+  for tool in memcheck racecheck synccheck initcheck; do
+    step 60 "$tool" "$sanitizer" --tool "$tool" --error-exitcode 1 \
+      "$build/cuda_check" --at-most 300000
   done
-fi
+  # Several processes share the GPU, where pytest-xdist is installed. Bounds are
+  # float32's, so that nothing may be rounded to TF32.
+  local workers
+  workers=$("$python" -c 'import xdist; print("-n 8 --dist loadfile")' 2> /dev/null)
+  # shellcheck disable=SC2086  # several options
+  step 480 tests env JAX_DEFAULT_MATMUL_PRECISION=highest PYTHONPATH="$tests" \
+    "$python" -m on_a_gpu -q --no-header --tb=short $workers ${TESTS:-}
+}
 
-if [ -n "${OUT:-}" ]; then
-  mkdir -p "$OUT" && cp "$log" "$OUT/"
-  cp benchmarks/results/*"$device"*.json "$OUT/" 2>/dev/null || echo "no results to copy"
-fi
+kernels() {
+  bench 240 permute permute --device "$platform" --seconds 1
+  step 120 predictions env PYTHONPATH="$tests" "$python" -m benchmarks.score \
+    "$out/permute_$device.json" --gpu "$device" --json "$out/predicted_$device.json"
+  bench 150 index index --device "$platform" --seconds 0.5
+}
+
+products() {
+  bench 200 gemm gemm --device "$platform" --seconds 0.5
+  bench 80 linear linear --device "$platform" --seconds 0.5
+  bench 80 attention attention --device "$platform" --seconds 0.5
+  bench 120 gemm_highest gemm --device "$platform" --seconds 0.3 --highest
+}
+
+programs() {
+  # What is compared is not rounded to TF32 on one side alone.
+  export JAX_DEFAULT_MATMUL_PRECISION=highest
+  bench 200 layout layout --seconds 1
+  bench 300 programs programs --seconds 0.5
+}
+
+"$part"
+say "$part: $([ "$failed" -eq 0 ] && echo passed || echo FAILED) in $SECONDS s, results in $out"
 exit "$failed"

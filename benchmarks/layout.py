@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return Work("layout", case.name, {"planned": str(case.planned)}, measured)
 
     works = [work(case) for case in SETS[options.set]()]
-    device = jax.devices("cpu")[0]
+    device = jax.devices()[0]
     settings = dataclasses.asdict(timing)
     report = runner.record("layout", works, options, settings, device, console)
     table = Table("case", "jax ms", "ours ms", "times", "MB moved", "then")

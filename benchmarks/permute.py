@@ -11,10 +11,18 @@ import jax
 import numpy as np
 
 from benchmarks import display, plot, profiles, runner
-from benchmarks.buffers import ROTATION, Buffers, always_allocate_new_pages, bits
+from benchmarks.buffers import (
+    ON_GPU,
+    ROTATION,
+    Buffers,
+    DeviceBuffers,
+    always_allocate_new_pages,
+    bits,
+)
 from benchmarks.harness import Contender, Timing, measure
 from benchmarks.peers import (
     Unsupported,
+    cuda_peers,
     cutensor_peer,
     jax_peers,
     native_peers,
@@ -29,6 +37,7 @@ from benchmarks.runner import Work
 _LIBRARIES = (
     jax_peers,
     native_peers,
+    cuda_peers,
     numpy_peer,
     torch_peer,
     onednn_peer,
@@ -50,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         blocking=not on_gpu,
         settle_seconds=0.0 if on_gpu else 1e-3,
     )
-    rotation = ROTATION // 8 if options.quick else ROTATION
+    rotation = ON_GPU if on_gpu else ROTATION
+    rotation = rotation // 8 if options.quick else rotation
 
     def work(case: PermuteCase) -> Work:
         def run(on_round: Callable[[], None]) -> CaseResult:
@@ -82,7 +92,11 @@ def _measure_case(
     peers: Sequence[str] | None,
     on_round: Callable[[], None],
 ) -> CaseResult:
-    buffers = Buffers(case, rotation)
+    buffers = (
+        Buffers(case, rotation)
+        if device.platform == "cpu"
+        else DeviceBuffers(case, device, rotation)
+    )
     contenders: list[Contender] = []
     skipped: dict[str, str] = {}
     for library in _LIBRARIES:
@@ -91,8 +105,7 @@ def _measure_case(
         except Unsupported as reason:
             skipped[library.__name__.rpartition(".")[2]] = str(reason)
     contenders = [c for c in contenders if _wanted(c, peers)]
-    # What the next lines expect of everyone, and NumPy's word is the definition.
-    expected = np.ascontiguousarray(bits(buffers.x[0]).transpose(case.axes))
+    expected = buffers.expected(case)
     for contender in list(contenders):
         buffers.poison()
         if problem := check(contender, expected):

@@ -170,7 +170,9 @@ def save_partial(path: Path | None, report: Report, running: Work) -> None:
     if path is not None:
         data = report.to_json() | {"running": dataclasses.asdict(running.failed(""))}
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial(path).write_text(json.dumps(data))
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(data))
+        new.replace(partial(path))  # whole, whenever this process is killed
 
 
 def note_crash(path: Path, reason: str) -> str:

@@ -62,15 +62,3 @@ message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION} for 
 add_library(jax_layout_cudart INTERFACE)
 target_include_directories(jax_layout_cudart SYSTEM INTERFACE
   ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-
-option(JAX_LAYOUT_CUDA_CHECK "Build cuda_check and cuda_check_gemm, which check the CUDA kernels without Python" OFF)
-if(JAX_LAYOUT_CUDA_CHECK)
-  add_executable(cuda_check ${PROJECT_SOURCE_DIR}/tests/cuda/cuda_check.cu ${PROJECT_SOURCE_DIR}/cuda/permute/permute.cu)
-  target_include_directories(cuda_check PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_options(cuda_check PRIVATE -lineinfo)
-  add_executable(cuda_check_gemm ${PROJECT_SOURCE_DIR}/tests/cuda/cuda_check_gemm.cu
-    ${PROJECT_SOURCE_DIR}/cuda/gemm/gemm.cc ${PROJECT_SOURCE_DIR}/cuda/gemm/choose.cc ${PROJECT_SOURCE_DIR}/cuda/gemm/cublaslt.cc
-    ${PROJECT_SOURCE_DIR}/cuda/gemm/tuning.cc)
-  target_include_directories(cuda_check_gemm PRIVATE ${PROJECT_SOURCE_DIR})
-  target_link_libraries(cuda_check_gemm PRIVATE jax_layout_cudart ${CMAKE_DL_LIBS})
-endif()

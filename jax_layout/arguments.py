@@ -76,6 +76,15 @@ def accumulator(dtype: Any) -> np.dtype:
     return np.dtype(dtype)
 
 
+def sent(dtype: np.dtype) -> np.dtype:
+    """The dtype in which parts of a sum go from device to device.
+
+    The result's, as those of `jax.lax.dot_general`: float32 is twice the bytes of 16
+    bits, and what is converted after it was sent, XLA does not add to others before.
+    """
+    return dtype if dtype.itemsize > 1 else accumulator(dtype)
+
+
 def same_kind(*dtypes: Any) -> bool:
     """Whether numbers of these dtypes differ in their precision alone.
 

@@ -24,14 +24,19 @@ if not _backends.available("cuda"):
 
 
 @functools.cache
-def mesh(devices: int = 1) -> Mesh:
+def topology(shape: str):
+    """Devices that are not there: slices x hosts x devices of a host."""
     target = (
         Path(_backends.__file__).parent / "explain" / "h100_sxm.txtpb"
     ).read_text()
-    topology = topologies.get_topology_desc(
-        "h100", platform="cuda", target_config=target, topology=f"1x1x{devices}"
-    )
-    return Mesh(np.array(topology.devices), ("a",))
+    return topologies.get_topology_desc(
+        "h100", platform="cuda", target_config=target, topology=shape
+    ).devices
+
+
+@functools.cache
+def mesh(devices: int = 1) -> Mesh:
+    return Mesh(np.array(topology(f"1x1x{devices}")), ("a",))
 
 
 def compiled(f, *shapes, dtype=jnp.bfloat16, spec=(), devices=1, donate=()):

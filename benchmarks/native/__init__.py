@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C++ that only the benchmarks need, compiled on first use."""
+"""C++ and CUDA that only the benchmarks need, compiled on first use."""
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,13 +30,42 @@ def library(name: str, *, native: bool, kernels: Sequence[str] = ()) -> ctypes.C
         sources += sorted(ROOT.glob(pattern))
     flags = ["-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-pthread"]
     flags += [f"-I{ROOT}", *(["-march=native"] if native else [])]
-    target = _cache() / f"{name}-{_fingerprint(flags, sources)}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(f".{os.getpid()}")
-        compiler = os.environ.get("CXX", "g++")
-        subprocess.run([compiler, *flags, *sources, "-o", partial], check=True)
-        partial.rename(target)
+    return _compiled(name, os.environ.get("CXX", "g++"), flags, sources, "cpu")
+
+
+@functools.cache
+def cuda_library(name: str, kernels: Sequence[str]) -> ctypes.CDLL:
+    """Compiles `native/NAME.cu` and kernels for the GPU that is here, and loads it.
+
+    Args:
+      name: the source.
+      kernels: from the root of the repository, of more sources.
+    """
+    sources = [HERE / f"{name}.cu", *(ROOT / kernel for kernel in kernels)]
+    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc") or _NVCC
+    flags = ["-std=c++20", "-O3", "-arch=native", "-Xcompiler", "-fPIC", "-shared"]
+    return _compiled(name, nvcc, [*flags, f"-I{ROOT}"], sources, "cuda")
+
+
+_NVCC = "/usr/local/cuda/bin/nvcc"
+
+
+def _compiled(
+    name: str,
+    compiler: str,
+    flags: Sequence[str],
+    sources: Sequence[Path],
+    backend: str,
+) -> ctypes.CDLL:
+    fingerprint = _fingerprint([compiler, *flags], sources, backend)
+    target = _cache() / f"{name}-{fingerprint}.so"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_suffix(".lock").open("w") as lock:  # one process compiles it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            partial = target.with_suffix(".partial")
+            subprocess.run([compiler, *flags, *sources, "-o", partial], check=True)
+            partial.rename(target)
     return ctypes.CDLL(str(target))
 
 
@@ -43,12 +74,12 @@ def _cache() -> Path:
     return Path(home) / "jax_layout_benchmarks"
 
 
-def _fingerprint(flags: Sequence[str], sources: Sequence[Path]) -> str:
+def _fingerprint(flags: Sequence[str], sources: Sequence[Path], backend: str) -> str:
     """Changes with the flags, the sources, any header and the CPU."""
     headers = sorted(
         header
-        for folder in (HERE, ROOT / "core", ROOT / "cpu")
-        for header in folder.rglob("*.h")
+        for folder in (HERE, ROOT / "core", ROOT / backend)
+        for header in (*folder.rglob("*.h"), *folder.rglob("*.cuh"))
     )
     digest = hashlib.sha256(" ".join([*flags, _cpu()]).encode())
     for file in [*sources, *headers]:

@@ -30,8 +30,8 @@ def contenders(
     torch = torch_peer.torch
     if device.platform != "gpu" or torch is None or _library() is None:
         return []
-    xs = [torch_peer.tensor(x, case.dtype, "cuda") for x in buffers.x]
-    ys = [torch_peer.tensor(y, case.dtype, "cuda") for y in buffers.y]
+    xs = [torch_peer.tensor(x, case.dtype) for x in buffers.x]
+    ys = [torch_peer.tensor(y, case.dtype) for y in buffers.y]
     plan = _Plan(case)
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
 
@@ -48,6 +48,7 @@ def contenders(
             wait=torch_peer.synchronize,
             read=torch_peer.host_bits,
             warm=True,
+            timer=torch_peer.timer,
         )
     ]
 

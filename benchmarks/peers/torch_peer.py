@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch, on the host or on the GPU."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,12 +31,12 @@ def contenders(
     on_gpu = device.platform == "gpu"
     if torch is None or (on_gpu and not torch.cuda.is_available()):
         return []
-    where = "cuda" if on_gpu else "cpu"
-    xs = [tensor(x, case.dtype, where) for x in buffers.x]
+    xs = [tensor(x, case.dtype) for x in buffers.x]
     views = [x.permute(case.axes) for x in xs]
-    ys = [tensor(y, case.dtype, where) for y in buffers.y]
+    ys = [tensor(y, case.dtype) for y in buffers.y]
     wait = synchronize if on_gpu else lambda result: None
     lingers = 0.0 if on_gpu else LINGERS
+    clock = timer if on_gpu else None
 
     def into(i: int) -> Any:
         k = i % buffers.sets
@@ -49,6 +50,7 @@ def contenders(
             wait=wait,
             read=host_bits,
             lingers=lingers,
+            timer=clock,
         ),
         Contender(
             family="torch",
@@ -58,6 +60,7 @@ def contenders(
             read=host_bits,
             warm=True,
             lingers=lingers,
+            timer=clock,
         ),
     ]
     if on_gpu:
@@ -67,16 +70,28 @@ def contenders(
                 role="copy",
                 launch=lambda i: xs[i % buffers.sets].clone(),
                 wait=wait,
+                timer=timer,
             )
         )
     return found
 
 
-def tensor(array: np.ndarray, dtype: str, where: str) -> Any:
-    """The array as a torch tensor; on the host they share memory."""
+def tensor(array: Any, dtype: str) -> Any:
+    """The array, NumPy's or jax's, as a torch tensor of the same memory."""
+    if isinstance(array, jax.Array):
+        return torch.from_dlpack(array)
     numpy_view, torch_dtype = _VIEWS[dtype]
-    plain = torch.from_numpy(array.view(numpy_view))
-    return plain.to(where).view(getattr(torch, torch_dtype))
+    return torch.from_numpy(array.view(numpy_view)).view(getattr(torch, torch_dtype))
+
+
+def timer(work: Callable[[], None]) -> float:
+    """Seconds between two events on torch's stream, with the work between them."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def synchronize(result: Any) -> None:

@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(work.title, highlight=False, markup=False)
         return 0
     settings = dataclasses.asdict(timing)
-    device = jax.devices("cpu")[0]
+    device = jax.devices()[0]
     report = runner.record("programs", works, options, settings, device, console)
     _show(report, console)
     return int(runner.failed(report))

@@ -36,7 +36,9 @@ struct GemmProblem {
   std::optional<DType> b_type;   // of b, if it is another
   DType result = DType::kF32;    // of y and aux
   std::complex<double> alpha = 1, beta = 0;
-  bool tf32 = false;  // f32 operands may be rounded to TF32
+  // f32 operands may be rounded to TF32, sums of 8-bit floats be less than
+  // f32's.
+  bool tf32 = false;
   bool bias = false;  // [n], dtype of y; every loop has b_stride 0
   Activation activation = Activation::kNone;
   bool aux = false;  // z is written too, where y is written

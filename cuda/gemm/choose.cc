@@ -41,6 +41,7 @@ std::string Describe(const GemmProblem& problem) {
     text += std::string(", derivative of ") + name(problem.derivative);
   }
   if (problem.sums) text += ", sums";
+  if (IsFp8(problem.operands) && problem.tf32) text += ", fast";
   return text;
 }
 

@@ -70,6 +70,7 @@ enum MatmulDescAttribute : int {  // cublasLtMatmulDescAttributes_t
   kScaleA = 17,                   // float*, and so are the next two
   kScaleB = 18,
   kScaleD = 20,
+  kFastAccumulation = 25,  // int8_t
 };
 
 enum LayoutAttribute : int {  // cublasLtMatrixLayoutAttribute_t

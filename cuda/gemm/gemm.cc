@@ -362,6 +362,11 @@ Status MakeLaunch(const GemmKernel& kernel, const GemmBuffers& buffers,
   describe(lt::kTransA, plan.b.transposed ? lt::kTranspose : lt::kNone);
   describe(lt::kTransB, plan.a.transposed ? lt::kTranspose : lt::kNone);
   describe(lt::kEpilogue, kernel.epilogue);
+  // As XLA does: sums of 8-bit floats in what the tensor cores have, and not
+  // moved to f32 every few terms.
+  if (IsFp8(problem.operands) && problem.tf32) {
+    describe(lt::kFastAccumulation, int8_t{1});
+  }
   if (buffers.aux != nullptr) {
     const int64_t ld = plan.m == 1 ? RoundUp(plan.n, 8) : plan.y.ld;
     describe(lt::kAuxLd, ld);

@@ -26,7 +26,7 @@ from jax.lax import DotAlgorithmPreset, Precision
 from jax.typing import DTypeLike
 
 from jax_layout import _backends
-from jax_layout.arguments import accumulator, placement, widest
+from jax_layout.arguments import accumulator, placement, sent, widest
 from jax_layout.choices import Work
 from jax_layout.op import Kernel, Op, define
 from jax_layout.permute import permute
@@ -427,7 +427,7 @@ def _work(
 
 
 def _tf32(operand: np.dtype, result: np.dtype, precision: Any) -> bool | None:
-    """Whether float32 may be rounded to TF32; None if the kernels cannot obey."""
+    """Whether TF32 will do, of 8-bit floats fast sums; None if kernels cannot obey."""
     if isinstance(precision, DotAlgorithmPreset):
         float32 = np.dtype(np.float32)
         obeyed = {
@@ -446,7 +446,8 @@ def _tf32(operand: np.dtype, result: np.dtype, precision: Any) -> bool | None:
     if isinstance(precision, tuple) and all(
         isinstance(p, Precision) for p in precision
     ):
-        return Precision.HIGHEST not in precision
+        high = {Precision.HIGH} if operand.itemsize > 1 else set()
+        return {Precision.DEFAULT, *high}.issuperset(precision)
     return None
 
 
@@ -556,10 +557,10 @@ def _sharding(*avals: Any, spec: str, **params: Any) -> str:
 def _in_parts(total: Any, a: Array, b: Array, *c: Array, **params: Any) -> Array:
     """The addend is added once, not by every device."""
     beta, dtype = params.pop("beta"), params.pop("preferred_element_type")
-    wide = accumulator(dtype)
-    out = total(gemm_p(a, b, beta=0, preferred_element_type=wide, **params))
+    out = total(gemm_p(a, b, beta=0, preferred_element_type=sent(dtype), **params))
     for addend in c:
-        out = out + beta * addend.astype(wide)
+        wide = accumulator(dtype)
+        out = out.astype(wide) + beta * addend.astype(wide)
     return out.astype(dtype)
 
 

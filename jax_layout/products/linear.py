@@ -27,7 +27,7 @@ from jax.interpreters import ad
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_layout import _compat
-from jax_layout.arguments import accumulator, placement, same_kind, widest
+from jax_layout.arguments import accumulator, placement, same_kind, sent, widest
 from jax_layout.op import Kernel, Op, batch_of, define, jvp_of
 from jax_layout.plain import jnp, nn
 from jax_layout.products.gemm import (
@@ -339,8 +339,9 @@ def _in_parts(
     **params: Any,
 ) -> list[Array]:
     """Bias and activation come after the sum, once."""
-    product = contract(a, b.astype(a.dtype), dtype=accumulator(dtype), **params)
-    return _epilogue(total(product), *bias, activation=activation, aux=aux, dtype=dtype)
+    product = total(contract(a, b.astype(a.dtype), dtype=sent(dtype), **params))
+    product = product.astype(accumulator(dtype))
+    return _epilogue(product, *bias, activation=activation, aux=aux, dtype=dtype)
 
 
 linear_p = define(

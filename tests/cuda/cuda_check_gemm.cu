@@ -3,9 +3,9 @@
 // The CUDA GEMM against loops in double precision, on a real device and without
 // Python, captured in a graph at its first call and then called once more:
 //
-//   cmake -S . -B build/check -DJAX_LAYOUT_CUDA=ON -DJAX_LAYOUT_CUDA_CHECK=ON
-//   cmake --build build/check --target cuda_check_gemm
-//   build/check/cuda_check_gemm [.../libcublasLt.so.13]
+//   nvcc -std=c++20 -O3 -I. -o cuda_check_gemm tests/cuda/cuda_check_gemm.cu
+//     cuda/gemm/{gemm,choose,cublaslt,tuning}.cc -ldl
+//   cuda_check_gemm [.../libcublasLt.so.13]
 //
 // What this library refuses and what cuBLASLt has no algorithm for is printed.
 // The exit code is the number of wrong cases, 100 at most.

@@ -482,6 +482,15 @@ def test_tf32_is_asked_for_per_problem(library):
         assert library.count("compute") == 68  # CUBLAS_COMPUTE_32F
 
 
+@pytest.mark.parametrize("operands", [E4M3, BF16], ids=str)
+def test_fast_sums_are_of_8_bit_floats_that_may(library, operands):
+    a, b = numbers(0, (16, 16), operands), numbers(1, (16, 16), operands)
+    for may in (True, False):
+        kernel = Kernel(library, "mk,nk->mn", a.shape, b.shape, operands, F32, tf32=may)
+        check(kernel, a, b)
+        assert library.count("fast") == (may and operands == E4M3)
+
+
 def test_partial_sums_are_kept_in_the_compute_type(library):
     kernel = Kernel(library, "mk,kn->mn", (4, 8), (8, 4), BF16)
     check(kernel, numbers(0, (4, 8), BF16), numbers(1, (8, 4), BF16))

@@ -140,6 +140,18 @@ def test_other_types_run_on_cublaslt(dtype):
     assert kernels(hlo) == 1 and moved(hlo) == {}
 
 
+@pytest.mark.parametrize(("precision", "fast"), [(None, "true"), ("high", "false")])
+def test_sums_of_8_bit_floats_are_fast_by_default(precision, fast):
+    f = functools.partial(
+        jl.einsum,
+        "mk,nk->mn",
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+    hlo = compiled(f, (64, 64), (32, 64), dtype="float8_e4m3fn")
+    assert kernels(hlo) == 1 and f"tf32 = {fast}" in hlo
+
+
 FLOAT8 = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 

@@ -49,7 +49,7 @@ struct Fiber {
 
 struct State {
   Order order;
-  Memory memory;
+  Memory memory = {.size = INT64_MAX};  // the host's, till there is another
   Sample sample;
   std::string error;
 

@@ -24,6 +24,7 @@ struct MatmulDescData {
   void *vector = nullptr, *aux = nullptr;
   int64_t aux_ld = 0, aux_stride = 0;
   const float *scale_a = nullptr, *scale_b = nullptr, *scale_d = nullptr;
+  int8_t fast = 0;
 };
 
 struct LayoutData {
@@ -47,6 +48,7 @@ struct PreferenceData {
 extern "C" {
 int fake_heuristics = 0, fake_matmuls = 0, fake_handles = 0, fake_live = 0;
 int fake_mask = 0, fake_compute = 0, fake_epilogue = 0, fake_batch = 0;
+int fake_fast = 0;
 int fake_fail = 0, fake_without_algorithm = 0;
 int fake_clock = 0, fake_version = 130100, fake_candidate = 0;
 }
@@ -277,6 +279,8 @@ lt::Result cublasLtMatmulDescSetAttribute(lt::MatmulDesc op,
       return SetTo(&op->scale_b, value, size);
     case lt::kScaleD:
       return SetTo(&op->scale_d, value, size);
+    case lt::kFastAccumulation:
+      return SetTo(&op->fast, value, size);
   }
   return kInvalidValue;
 }
@@ -405,6 +409,7 @@ lt::Result cublasLtMatmul(lt::Handle handle, lt::MatmulDesc op,
   fake_clock += kCosts[fake_candidate];
   if (needs[6] > 0) std::memset(workspace, 0xA5, needs[6]);
   fake_compute = op->compute;
+  fake_fast = op->fast;
   fake_epilogue = static_cast<int>(op->epilogue);
   fake_batch = d_is->batch;
 
