@@ -8,9 +8,12 @@
 //             bias            (bias) float, 5-D: batch, heads, groups, queries
 //             mask            (mask) bool, and keys, 1 where it is broadcast
 //             query_lengths, key_lengths  int32, one for each of the batch
+//             block_tables    (block_tables, of the first alone) int32, 2-D:
+//                             batch, and where k and v have each block of keys
 //   results   y, shaped as q; lse, float32: batch, heads, groups, queries
 //   q_axes    int64[5]: where q has its batch, queries, heads, groups, features
-//   k_axes    int64[4]: where k and v have their batch, keys, heads, features
+//   k_axes    int64[4]: where k and v have their batch, keys, heads, features;
+//             with tables, blocks and the keys of a block
 //   scale     float64
 //   causal    bool
 //   window    int64[2]: keys seen before and after a query, -1 for all
@@ -85,8 +88,21 @@ bool ReadLengths(const ffi::AnyBuffer& buffer, int64_t batch,
 }
 
 struct Flags {
-  bool bias, mask, query_lengths, key_lengths;
+  bool bias, mask, query_lengths, key_lengths, block_tables = false;
 };
+
+bool ReadTables(const ffi::AnyBuffer& tables, AttentionProblem* p,
+                const int32_t** out) {
+  const auto shape = tables.dimensions();
+  *out = static_cast<const int32_t*>(tables.untyped_data());
+  if (shape.size() != 2 || shape[0] != p->batch || p->keys < 1 ||
+      p->blocks < 1 || tables.element_type() != ffi::S32) {
+    return false;
+  }
+  p->block = p->keys;
+  p->keys *= shape[1];
+  return true;
+}
 
 Status ReadProblem(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k,
                    const ffi::AnyBuffer& v, const ffi::RemainingArgs& rest,
@@ -113,9 +129,10 @@ Status ReadProblem(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k,
   p->groups = queries.extent[3];
   p->features = queries.extent[4];
   p->keys = keys.extent[1];
-  if (keys.extent[0] != p->batch || keys.extent[2] != p->heads ||
-      keys.extent[3] != p->features || queries.stride[4] != 1 ||
-      keys.stride[3] != 1) {
+  p->blocks = keys.extent[0];
+  if ((keys.extent[0] != p->batch && !has.block_tables) ||
+      keys.extent[2] != p->heads || keys.extent[3] != p->features ||
+      queries.stride[4] != 1 || keys.stride[3] != 1) {
     return Status::Error(
         "attention: batch, heads and features must be those of q, the last "
         "contiguous.");
@@ -133,12 +150,16 @@ Status ReadProblem(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k,
   buffers->k = k.untyped_data();
   buffers->v = v.untyped_data();
   const size_t given = static_cast<size_t>(has.bias) + has.mask +
-                       has.query_lengths + has.key_lengths;
+                       has.query_lengths + has.key_lengths + has.block_tables;
   if (rest.size() < given) {
     return Status::Error("attention: an operand is missing.");
   }
   size_t at = 0;
   bool fit = true;
+  if (has.block_tables) {  // they say how many keys there are
+    fit = ReadTables(*rest.get<ffi::AnyBuffer>(given - 1), p,
+                     &buffers->block_tables);
+  }
   if (has.bias) {
     const auto bias = *rest.get<ffi::AnyBuffer>(at++);
     const auto bias_type = TypeOf(bias.element_type());
@@ -162,7 +183,8 @@ Status ReadProblem(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k,
   }
   return fit ? Status::Ok()
              : Status::Error(
-                   "attention: a bias, a mask or lengths do not fit q and k.");
+                   "attention: a bias, a mask, lengths or tables do not fit q "
+                   "and k.");
 }
 
 ffi::Error Forward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k,
@@ -172,12 +194,12 @@ ffi::Error Forward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k,
                    bool query_lengths, bool key_lengths,
                    ffi::Span<const int64_t> q_axes,
                    ffi::Span<const int64_t> k_axes, double scale, bool causal,
-                   ffi::Span<const int64_t> window) {
+                   ffi::Span<const int64_t> window, bool block_tables) {
   AttentionProblem problem;
   AttentionBuffers buffers;
-  const Status status =
-      ReadProblem(q, k, v, rest, {bias, mask, query_lengths, key_lengths},
-                  q_axes, k_axes, scale, causal, window, &problem, &buffers);
+  const Status status = ReadProblem(
+      q, k, v, rest, {bias, mask, query_lengths, key_lengths, block_tables},
+      q_axes, k_axes, scale, causal, window, &problem, &buffers);
   if (!status.ok()) return ToError(status);
   if (y->element_type() != q.element_type() ||
       y->element_count() != q.element_count() ||
@@ -255,8 +277,9 @@ XLA_FFI_DEFINE_HANDLER(kForward, Forward,
                                           .Arg<ffi::AnyBuffer>()  // k
                                           .Arg<ffi::AnyBuffer>()  // v
                                           .RemainingArgs()
-                                          .Ret<ffi::AnyBuffer>()     // y
-                                          .Ret<ffi::AnyBuffer>()));  // lse
+                                          .Ret<ffi::AnyBuffer>()   // y
+                                          .Ret<ffi::AnyBuffer>())  // lse
+                           .Attr<bool>("block_tables"));
 
 XLA_FFI_DEFINE_HANDLER(kBackward, Backward,
                        WithAttributes(ffi::Ffi::Bind()

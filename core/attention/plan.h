@@ -43,7 +43,10 @@ struct AttentionProblem {
   float scale = 1;
   bool causal = false;
   int64_t left = -1, right = -1;  // keys seen before and after; -1 for all
-  AttentionArray q, k, v, y;      // y is shaped as q
+  AttentionArray q, k, v, y;      // y is shaped as q, v as k
+  // Where a table says where in `blocks` each `block` keys of a sequence are,
+  // k.batch is from one block to the next; 0 where every sequence is one.
+  int64_t block = 0, blocks = 0;
   ScoreArray bias, mask;
 
   int64_t Rows() const { return batch * heads * groups * queries; }

@@ -21,6 +21,8 @@ struct AttentionBuffers {
   const int32_t *query_lengths = nullptr, *key_lengths = nullptr;
   void* y;
   float* lse;  // the logarithm of each query's sum
+  // The block of each p.block keys of a sequence, by batch.
+  const int32_t* block_tables = nullptr;
 };
 
 // Whether this processor has kernels for a problem.
@@ -42,7 +44,7 @@ struct AttentionGradientBuffers {
   void *dq, *dk, *dv;
 };
 
-// Always the same sums in the same order.
+// Always the same sums in the same order. Not of keys in blocks.
 Status AttentionGradient(const AttentionProblem& problem,
                          const AttentionGradientBuffers& buffers,
                          const Executor& executor);

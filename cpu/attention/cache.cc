@@ -12,31 +12,52 @@ namespace {
 // Bytes worth handing to another thread.
 constexpr int64_t kTaskBytes = 256 << 10;
 
+// The first axis of the cache for a block of a sequence; -1 for none.
+int64_t BlockOf(const CacheProblem& p, int64_t batch, int64_t i) {
+  if (p.tables == nullptr) return batch;
+  const int64_t at = p.tables[batch * p.width + i];
+  return at < p.blocks ? at : -1;
+}
+
 }  // namespace
 
 bool CacheHolds(const CacheProblem& p, const int32_t* positions) {
-  return std::all_of(positions, positions + p.batch, [&](int64_t at) {
-    return at >= 0 && at + p.count <= p.rows;
-  });
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t at = positions[b], end = at + p.count;
+    if (at < 0 || end > p.width * p.rows) return false;
+    for (int64_t i = at / p.rows; i * p.rows < end; ++i) {
+      if (BlockOf(p, b, i) < 0) return false;
+    }
+  }
+  return true;
 }
 
 void UpdateCache(const CacheProblem& p, const void* rows,
                  const int32_t* positions, void* cache,
                  const Executor& executor) {
   const int64_t pieces = p.batch * p.middle, bytes = p.count * p.bytes;
-  if (pieces == 0 || bytes == 0) return;
+  if (pieces == 0 || bytes == 0 || p.rows == 0) return;
   const int64_t together = std::max<int64_t>(1, kTaskBytes / bytes);
   executor.ParallelFor(CeilDiv(pieces, together), [&](int64_t task) {
     const int64_t end = std::min(pieces, (task + 1) * together);
-    for (int64_t i = task * together; i < end; ++i) {
-      const int64_t at = positions[i / p.middle];
-      const int64_t first = std::clamp<int64_t>(-at, 0, p.count);
-      const int64_t last = std::clamp<int64_t>(p.rows - at, first, p.count);
-      if (first == last) continue;
-      std::memcpy(
-          static_cast<char*>(cache) + (i * p.rows + at + first) * p.bytes,
-          static_cast<const char*>(rows) + i * bytes + first * p.bytes,
-          static_cast<size_t>((last - first) * p.bytes));
+    for (int64_t piece = task * together; piece < end; ++piece) {
+      const int64_t batch = piece / p.middle, middle = piece % p.middle;
+      const int64_t at = positions[batch];
+      int64_t i = std::clamp<int64_t>(-at, 0, p.count);
+      const int64_t last = std::clamp(p.width * p.rows - at, i, p.count);
+      while (i < last) {  // block by block
+        const int64_t block = BlockOf(p, batch, (at + i) / p.rows);
+        const int64_t row = (at + i) % p.rows;
+        const int64_t n = std::min(last - i, p.rows - row);
+        if (block >= 0) {
+          std::memcpy(
+              static_cast<char*>(cache) +
+                  ((block * p.middle + middle) * p.rows + row) * p.bytes,
+              static_cast<const char*>(rows) + piece * bytes + i * p.bytes,
+              static_cast<size_t>(n * p.bytes));
+        }
+        i += n;
+      }
     }
   });
 }

@@ -12,13 +12,17 @@ namespace jax_layout {
 // same with `count` rows.
 struct CacheProblem {
   int64_t batch = 1, middle = 1, rows = 0, count = 0, bytes = 0;
+  // Where the cache's first axis is `blocks` instead, which hold `rows` each:
+  // a sequence has `width` of them, in the order of its row of `tables`.
+  int64_t blocks = 0, width = 1;
+  const int32_t* tables = nullptr;
 };
 
 // Whether all rows that are new have a place.
 bool CacheHolds(const CacheProblem& problem, const int32_t* positions);
 
 // Writes rows of each of the batch from its position on; those outside of the
-// cache are dropped.
+// cache, or of blocks that are not there, are dropped.
 void UpdateCache(const CacheProblem& problem, const void* rows,
                  const int32_t* positions, void* cache,
                  const Executor& executor);

@@ -52,38 +52,44 @@ int64_t FloatsFew(const AttentionProblem& p) {
 
 // Asks memory for rows a line at a time, in the order in which they lie, as it
 // and the processor's own prefetching like it best.
+template <class T>
 class Ahead {
  public:
-  Ahead(const void* first, int64_t rows, int64_t row_bytes, int64_t apart)
-      : at_(static_cast<const char*>(first)),
-        lines_((row_bytes + 63) / 64),
-        left_(lines_),
+  Ahead(const T* first, const int64_t* rows, int64_t count, int64_t elements)
+      : first_(first),
         rows_(rows),
-        jump_(apart - 64 * lines_) {}
+        end_(rows + count),
+        lines_((elements * static_cast<int64_t>(sizeof(T)) + 63) / 64) {
+    Next();
+  }
 
   JAX_LAYOUT_INLINE void Ask(int64_t lines) {
-    for (; lines > 0 && rows_ > 0; --lines) {
+    for (; lines > 0 && left_ > 0; --lines) {
       __builtin_prefetch(at_, 0, 2);
       at_ += 64;
-      if (--left_ == 0) {
-        at_ += jump_;
-        left_ = lines_;
-        --rows_;
-      }
+      if (--left_ == 0) Next();
     }
   }
-  int64_t lines() const { return rows_ * lines_; }
+  int64_t lines_of_row() const { return lines_; }
 
  private:
-  const char* at_;
-  int64_t lines_, left_, rows_, jump_;
+  JAX_LAYOUT_INLINE void Next() {
+    if (rows_ == end_) return;
+    at_ = reinterpret_cast<const char*>(first_ + *rows_++);
+    left_ = lines_;
+  }
+
+  const T* first_;
+  const int64_t *rows_, *end_;
+  int64_t lines_, left_ = 0;
+  const char* at_ = nullptr;
 };
 
 // Products of kRows queries with the keys of a strip: kLanes sums at a time,
 // which a transposition adds up.
 template <class V, class T, int kRows>
-void FewScores(const float* q, int64_t wide, const T* k, int64_t ld,
-               int64_t count, int64_t features, Ahead* ahead, int64_t lines,
+void FewScores(const float* q, int64_t wide, const T* k, const int64_t* rows,
+               int64_t count, int64_t features, Ahead<T>* ahead, int64_t lines,
                float* scores) {
   using Reg = typename V::Reg;
   constexpr int kLanes = V::kLanes, kKeysAtOnce = kLanes / kRows;
@@ -94,8 +100,7 @@ void FewScores(const float* q, int64_t wide, const T* k, int64_t ld,
     Reg sum[kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kKeysAtOnce; ++i) {
-      const int64_t at = Least(j + i, count - 1);
-      row[i] = k + at * ld;
+      row[i] = k + rows[Least(j + i, count - 1)];
     }
     ahead->Ask(lines * kKeysAtOnce);
 #pragma GCC unroll 16
@@ -143,9 +148,9 @@ void FewScores(const float* q, int64_t wide, const T* k, int64_t ld,
 
 // Sums of values by the powers of kRows queries, for kVectors of features.
 template <class V, class T, int kRows, int kVectors>
-void FewValues(const float* powers, const T* v, int64_t ld, int64_t count,
-               int tail, const float* factors, Ahead* ahead, int64_t lines,
-               float* sums, int64_t wide) {
+void FewValues(const float* powers, const T* v, const int64_t* rows,
+               int64_t count, int tail, const float* factors, Ahead<T>* ahead,
+               int64_t lines, float* sums, int64_t wide) {
   using Reg = typename V::Reg;
   constexpr int kLanes = V::kLanes;
   Reg sum[kRows][kVectors];
@@ -157,7 +162,7 @@ void FewValues(const float* powers, const T* v, int64_t ld, int64_t count,
     }
   }
   for (int64_t j = 0; j < count; ++j) {
-    const T* row = v + j * ld;
+    const T* row = v + rows[j];
     ahead->Ask(lines);
     Reg left[kRows];
 #pragma GCC unroll 4
@@ -182,19 +187,20 @@ void FewValues(const float* powers, const T* v, int64_t ld, int64_t count,
 // The same for all features, by as many vectors as there are registers for, and
 // then by half as many, until all are done.
 template <class V, class T, int kRows, int kVectors>
-void FewValuesFrom(int64_t j, const float* powers, const T* v, int64_t ld,
-                   int64_t count, int64_t features, const float* factors,
-                   Ahead* ahead, int64_t lines, float* sums, int64_t wide) {
+void FewValuesFrom(int64_t j, const float* powers, const T* v,
+                   const int64_t* rows, int64_t count, int64_t features,
+                   const float* factors, Ahead<T>* ahead, int64_t lines,
+                   float* sums, int64_t wide) {
   constexpr int kLanes = V::kLanes;
   for (; features - j > (kVectors - 1) * kLanes; j += kVectors * kLanes) {
     const int64_t last = features - j - (kVectors - 1) * kLanes;
     FewValues<V, T, kRows, kVectors>(
-        powers, v + j, ld, count, static_cast<int>(Least(kLanes, last)),
+        powers, v + j, rows, count, static_cast<int>(Least(kLanes, last)),
         factors, ahead, j == 0 ? lines : 0, sums + j, wide);
   }
   if constexpr (kVectors > 1) {
-    FewValuesFrom<V, T, kRows, kVectors / 2>(j, powers, v, ld, count, features,
-                                             factors, ahead, lines, sums, wide);
+    FewValuesFrom<V, T, kRows, kVectors / 2>(
+        j, powers, v, rows, count, features, factors, ahead, lines, sums, wide);
   }
 }
 
@@ -267,10 +273,11 @@ void FewOf(const AttentionFewTask& task) {
       }
     }
   }
-  const T* k = static_cast<const T*>(task.buffers.k) +
-               p.k.At(task.batch, task.head, 0, 0);
-  const T* v = static_cast<const T*>(task.buffers.v) +
-               p.v.At(task.batch, task.head, 0, 0);
+  const T* k =
+      static_cast<const T*>(task.buffers.k) + p.k.At(0, task.head, 0, 0);
+  const T* v =
+      static_cast<const T*>(task.buffers.v) + p.v.At(0, task.head, 0, 0);
+  const KeyRows key_rows(p, task.buffers, task.batch);
   const int64_t strip = StripOf<V, T>(p, task.heads);
   const int64_t strips = (all.end - all.begin + strip - 1) / strip;
   const int64_t begin = all.begin + strips * task.part / task.parts * strip;
@@ -278,21 +285,29 @@ void FewOf(const AttentionFewTask& task) {
       Least(all.end, all.begin + strips * (task.part + 1) / task.parts * strip);
   // Passes over a strip, in which the next is asked for.
   const int64_t passes = task.heads * ((rows + 3) / 4);
-  const int64_t bytes = ((task.heads - 1) * p.k.head + features) * sizeof(T);
-  const int64_t k_apart = p.k.row * sizeof(T), v_apart = p.v.row * sizeof(T);
+  const int64_t elements = (task.heads - 1) * p.k.head + features;
+  // Where the keys of a strip lie, and those of the next.
+  int64_t rows_at[2][kStrip];
+  const auto find = [&](int64_t first, int64_t n, int64_t* to) {
+    for (int64_t i = 0; i < n; ++i) to[i] = key_rows.At(first + i);
+  };
+  find(begin, Least(strip, end - begin), rows_at[0]);
   for (int64_t k0 = begin; k0 < end; k0 += strip) {
     const int64_t count = Least(strip, end - k0);
     const int64_t next = Least(strip, end - k0 - count);
-    Ahead values(v + k0 * p.v.row, count, bytes, v_apart);
-    Ahead keys(k + (k0 + count) * p.k.row, next, bytes, k_apart);
-    const int64_t lines = values.lines() / (count * passes) + 1;
+    const int64_t turn = (k0 - begin) / strip % 2;
+    const int64_t* now = rows_at[turn];
+    find(k0 + count, next, rows_at[1 - turn]);
+    Ahead<T> values(v, now, count, elements);
+    Ahead<T> keys(k, rows_at[1 - turn], next, elements);
+    const int64_t lines = values.lines_of_row() / passes + 1;
     for (int64_t i = 0; i < task.heads; ++i) {
       const float* q = task.memory + i * head_floats;
       float* scores = task.memory + i * head_floats + kFewQueries * at.wide;
       InFours(rows, [&]<int kRows>(int64_t r) {
-        FewScores<V, T, kRows>(q + r * at.wide, at.wide,
-                               k + i * p.k.head + k0 * p.k.row, p.k.row, count,
-                               features, &values, lines, scores + r * kStripLd);
+        FewScores<V, T, kRows>(q + r * at.wide, at.wide, k + i * p.k.head, now,
+                               count, features, &values, lines,
+                               scores + r * kStripLd);
       });
     }
     for (int64_t i = 0; i < task.heads; ++i) {
@@ -304,9 +319,8 @@ void FewOf(const AttentionFewTask& task) {
                    factors);
       InFours(rows, [&]<int kRows>(int64_t r) {
         FewValuesFrom<V, T, kRows, kFewVectors<V, kRows>>(
-            0, scores + r * kStripLd, v + i * p.v.head + k0 * p.v.row, p.v.row,
-            count, features, factors + r, &keys, lines, part + r * at.wide,
-            at.wide);
+            0, scores + r * kStripLd, v + i * p.v.head, now, count, features,
+            factors + r, &keys, lines, part + r * at.wide, at.wide);
       });
     }
   }

@@ -24,7 +24,7 @@ template <class V>
 struct ForwardMemory {
   int64_t wide;   // floats of a query's sums
   int64_t panel;  // of values
-  int64_t q = 0, scores, keys, values, sums, most, total, mean, end;
+  int64_t q = 0, scores, keys, values, sums, most, total, mean, together, end;
 
   ForwardMemory(const AttentionProblem& p, int64_t blocks) {
     wide = UpTo(p.features, V::kLanes);
@@ -38,7 +38,8 @@ struct ForwardMemory {
     most = sums + rows * wide;
     total = most + UpTo(rows, 16);
     mean = total + UpTo(rows, 16);
-    end = mean + UpTo(wide, 16);
+    together = mean + UpTo(wide, 16);
+    end = together + (p.block == 0 ? 0 : UpTo(kKeys * p.features, 16));
   }
 };
 
@@ -50,15 +51,15 @@ int64_t FloatsForward(const AttentionProblem& p, int64_t blocks) {
 // What jax's softmax makes of a query that sees nothing: the mean of all
 // values.
 template <class V, class T>
-void MeanOfRows(const T* from, int64_t ld, int64_t rows, int64_t features,
-                float* mean) {
+void MeanOfRows(const T* head, const KeyRows& rows, int64_t count,
+                int64_t features, float* mean) {
   constexpr int64_t kLanes = V::kLanes;
-  const typename V::Reg share = V::Set(1.f / static_cast<float>(rows));
+  const typename V::Reg share = V::Set(1.f / static_cast<float>(count));
   for (int64_t j = 0; j < features; j += kLanes) {
     const int n = static_cast<int>(Least(kLanes, features - j));
     typename V::Reg sum = V::Zero();
-    for (int64_t i = 0; i < rows; ++i)
-      sum = sum + V::Load(from + i * ld + j, n);
+    for (int64_t i = 0; i < count; ++i)
+      sum = sum + V::Load(head + rows.At(i) + j, n);
     V::Store(mean + j, sum * share);
   }
 }
@@ -115,9 +116,9 @@ void FinishQueries(const AttentionTask& task, const QueryBlock& queries,
     float factor = 1 / total[r];
     if (nothing) {
       if (!*mean_known) {
-        MeanOfRows<V>(static_cast<const T*>(task.buffers.v) +
-                          p.v.At(task.batch, task.head, 0, 0),
-                      p.v.row, p.keys, p.features, mean);
+        MeanOfRows<V>(
+            static_cast<const T*>(task.buffers.v) + p.v.At(0, task.head, 0, 0),
+            KeyRows(p, task.buffers, task.batch), p.keys, p.features, mean);
         *mean_known = true;
       }
       from = mean;
@@ -148,10 +149,11 @@ void ForwardOf(const AttentionTask& task) {
   const ForwardMemory<V> at(p, blocks);
   const Lengths lengths = LengthsOf(p, task.buffers, task.batch);
   const auto* q = static_cast<const T*>(task.buffers.q);
-  const T* k = static_cast<const T*>(task.buffers.k) +
-               p.k.At(task.batch, task.head, 0, 0);
-  const T* v = static_cast<const T*>(task.buffers.v) +
-               p.v.At(task.batch, task.head, 0, 0);
+  const T* k =
+      static_cast<const T*>(task.buffers.k) + p.k.At(0, task.head, 0, 0);
+  const T* v =
+      static_cast<const T*>(task.buffers.v) + p.v.At(0, task.head, 0, 0);
+  const KeyRows key_rows(p, task.buffers, task.batch);
   float* const memory = task.memory;
   float* const scores = memory + at.scores;
   std::fill_n(memory + at.most, blocks * kQueries<V>, kLeastScore);
@@ -169,9 +171,13 @@ void ForwardOf(const AttentionTask& task) {
       if (some.begin == some.end) continue;
       const SeenKeys seen = WholeSlots<A>(some);
       if (!packed) {
-        A::PackTransposed(k + k0 * p.k.row, p.k.row, count, p.features,
+        const Rows<T> keys =
+            Together(key_rows, k, k0, count, p.features, memory + at.together);
+        A::PackTransposed(keys.first, keys.ld, count, p.features,
                           memory + at.keys);
-        A::PackRows(v + k0 * p.v.row, p.v.row, count, p.features,
+        const Rows<T> values =
+            Together(key_rows, v, k0, count, p.features, memory + at.together);
+        A::PackRows(values.first, values.ld, count, p.features,
                     memory + at.values, at.panel);
         packed = true;
       }

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "cpu/attention/kernels.h"
 #include "cpu/attention/tiles.h"
@@ -22,6 +23,54 @@ inline Lengths LengthsOf(const AttentionProblem& p, const AttentionBuffers& b,
   const int64_t keys = b.key_lengths == nullptr ? p.keys : b.key_lengths[batch];
   return {b.query_lengths == nullptr ? p.queries : b.query_lengths[batch],
           Least(p.keys, Most(0, keys))};
+}
+
+// Where the keys and values of a sequence lie, in elements from those of its
+// head in the first block, or of the first sequence.
+class KeyRows {
+ public:
+  KeyRows(const AttentionProblem& p, const AttentionBuffers& b, int64_t batch)
+      : apart_(p.k.batch),
+        row_(p.k.row),
+        block_(p.block),
+        blocks_(p.blocks),
+        first_(batch * p.k.batch) {
+    if (block_ > 0) table_ = b.block_tables + batch * (p.keys / block_);
+  }
+
+  bool in_blocks() const { return block_ > 0; }
+  int64_t row() const { return row_; }
+  // A block that is not there is the nearest that is, as jax's gather clips.
+  int64_t At(int64_t key) const {
+    if (block_ == 0) return first_ + key * row_;
+    const int64_t at = table_[key / block_];
+    return Most(0, Least(at, blocks_ - 1)) * apart_ + key % block_ * row_;
+  }
+
+ private:
+  int64_t apart_, row_, block_, blocks_, first_;
+  const int32_t* table_ = nullptr;
+};
+
+// Rows of a head that follow each other, `ld` elements apart.
+template <class T>
+struct Rows {
+  const T* first;
+  int64_t ld;
+};
+
+// Keys [first, first + count) of a head, where they lie; those of blocks are
+// copied to `memory`.
+template <class T>
+Rows<T> Together(const KeyRows& rows, const T* head, int64_t first,
+                 int64_t count, int64_t features, float* memory) {
+  if (!rows.in_blocks()) return {head + rows.At(first), rows.row()};
+  T* to = reinterpret_cast<T*>(memory);
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(to + i * features, head + rows.At(first + i),
+                static_cast<size_t>(features) * sizeof(T));
+  }
+  return {to, features};
 }
 
 // The keys that queries [first, first + count) see, all together: a query sees

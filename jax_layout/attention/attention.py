@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from jax.typing import ArrayLike
 
 from jax_layout import _backends, choices
 from jax_layout.attention.blocked import DTYPES, attention_p, work_of
+from jax_layout.attention.paged import check_tables, gathered, paged_attention_p
 from jax_layout.plain import jnp, lax, nn
 
 _MOST_FEATURES = 256
@@ -38,6 +40,7 @@ def dot_product_attention(
     return_residual: Literal[False] = False,
     order: str = _LETTERS,
     key_value_order: str | None = None,
+    block_tables: ArrayLike | None = None,
 ) -> Array: ...
 @overload
 def dot_product_attention(
@@ -56,6 +59,7 @@ def dot_product_attention(
     return_residual: Literal[True],
     order: str = _LETTERS,
     key_value_order: str | None = None,
+    block_tables: ArrayLike | None = None,
 ) -> tuple[Array, Array]: ...
 def dot_product_attention(
     query: ArrayLike,
@@ -73,6 +77,7 @@ def dot_product_attention(
     return_residual: bool = False,
     order: str = _LETTERS,
     key_value_order: str | None = None,
+    block_tables: ArrayLike | None = None,
 ) -> Array | tuple[Array, Array]:
     """softmax(scale query key^T + bias) value, as `jax.nn.dot_product_attention`.
 
@@ -100,6 +105,10 @@ def dot_product_attention(
         heads before queries.
       key_value_order: the same of `key` and `value`, where T names their S and N their
         K; left out, `order`.
+      block_tables: int32, shape `(B, M)`, for keys and values of shape `(blocks, R, K,
+        H)` that all sequences share: which blocks hold the S = R x M keys of a
+        sequence, in their order. What is no block is the nearest one: give
+        `key_value_seq_lengths` with them, behind which nothing is read.
 
     Returns:
       shape and dtype of `query`. With `return_residual` a pair, the second shaped as
@@ -113,7 +122,8 @@ def dot_product_attention(
     makes it. The second derivative, forward mode, and gradients by a bias are plain
     JAX.
 
-    Source: Dao, FlashAttention-2, arXiv:2307.08691.
+    Source: Dao, FlashAttention-2, arXiv:2307.08691; of blocks: Kwon et al.,
+    PagedAttention, arXiv:2309.06180.
 
     >>> q, k = jnp.ones((1, 2, 4, 8)), jnp.ones((1, 3, 2, 8))
     >>> dot_product_attention(q, k, k).shape
@@ -133,12 +143,20 @@ def dot_product_attention(
             f"{orders[1]!r} for query of shape {query.shape}."
         )
     order, key_value_order = orders
+    tables = None if block_tables is None else jnp.asarray(block_tables)
+    if tables is not None:
+        if ndim != len(_LETTERS):
+            raise ValueError(
+                "dot_product_attention: block_tables are for queries with a batch, got "
+                f"query of shape {query.shape[1:]}."
+            )
+        check_tables("dot_product_attention", tables, query.shape[order.index("B")])
     bias, mask = (None if x is None else _as_4d(x) for x in (bias, mask))
     lengths = [
         None if x is None else jnp.asarray(x)
         for x in (query_seq_lengths, key_value_seq_lengths)
     ]
-    _check(query, key, value, bias, mask, lengths, order, key_value_order)
+    _check(query, key, value, bias, mask, lengths, order, key_value_order, tables)
     window: Any = local_window_size
     if isinstance(window, numbers.Integral):
         window = (int(window), int(window))
@@ -147,15 +165,21 @@ def dot_product_attention(
     )
     out: Array
     lse: Any  # None where it is not asked for
-    if implementation is None and _ours(query, key, bias, scale, seen):
+    keys: Any = key
+    if tables is not None:
+        axes = [key_value_order.index(letter) for letter in "BT"]
+        find = functools.partial(gathered, tables=tables, axis=axes[0], row=axes[1])
+        keys = jax.eval_shape(find, key)
+    if implementation is None and _ours(query, keys, bias, scale, seen):
         scale = 1 / math.sqrt(query.shape[order.index("H")]) if scale is None else scale
-        out, sums = _apply(
-            query, key, value, bias, mask, lengths, {**seen, "scale": float(scale)}
-        )
+        params = {**seen, "scale": float(scale)}
+        out, sums = _apply(query, key, value, bias, mask, lengths, tables, params)
         axes = [letter for letter in order if letter != "H"]
         sums = sums.transpose(["BNT".index(letter) for letter in axes])
         lse = lax.stop_gradient(sums.astype(key.dtype))
     else:
+        if tables is not None:
+            key, value = map(find, (key, value))
         to, back = _to(order, _LETTERS), _to(_LETTERS, order)
         jax_attention: Any = nn.dot_product_attention  # overloaded for literals
         out = jax_attention(
@@ -215,6 +239,7 @@ def _check(
     lengths: Sequence[Array | None],
     order: str,
     key_value_order: str,
+    tables: Array | None,
 ) -> None:
     def fail(what: str) -> None:
         raise ValueError(f"dot_product_attention: {what}.")
@@ -231,6 +256,10 @@ def _check(
         fail(f"value must have the shape of key, got {value.shape} and {key.shape}")
     b, t, n, h = (query.shape[order.index(letter)] for letter in _LETTERS)
     kb, s, k, kh = (key.shape[key_value_order.index(letter)] for letter in _LETTERS)
+    if tables is not None:
+        if kb == 0:
+            fail(f"key must have blocks, got shape {key.shape}")
+        kb, s = b, s * tables.shape[1]
     if (b, h) != (kb, kh):
         fail(
             f"query and key must have the same batch and features, got {query.shape} "
@@ -282,7 +311,7 @@ def _see(
 
 
 def _ours(
-    query: Array, key: Array, bias: Array | None, scale: Any, seen: dict[str, Any]
+    query: Array, key: Any, bias: Array | None, scale: Any, seen: dict[str, Any]
 ) -> bool:
     """Whether there may be a kernel, here and for these operands."""
     return (
@@ -307,6 +336,7 @@ def _apply(
     bias: Array | None,
     mask: Array | None,
     lengths: Sequence[Array | None],
+    tables: Array | None,
     params: dict[str, Any],
 ) -> tuple[Array, Array]:
     """The result, and the logarithms of sums: batch, heads, queries."""
@@ -321,6 +351,9 @@ def _apply(
 
     rest = [grouped(x) for x in (bias, mask) if x is not None]
     rest += [x for x in lengths if x is not None]
-    out, lse = attention_p(query, key, value, *rest, **params)
+    if tables is None:
+        out, lse = attention_p(query, key, value, *rest, **params)
+    else:
+        out, lse = paged_attention_p(query, key, value, *rest, tables, **params)
     b, k, g, t = lse.shape
     return out.reshape(shape), lse.reshape(b, k * g, t)

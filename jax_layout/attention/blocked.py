@@ -122,16 +122,17 @@ def _kernel(
 ) -> Kernel | None:
     if min(*query.shape, *key.shape) == 0 or not _backends.has_kernels("attention"):
         return None
-    return Kernel(_attributes(params))
+    return Kernel(attributes(params) | {"block_tables": False})
 
 
 def _backward_kernel(
     platform: str, ct: Any, query: Any, key: Any, *rest: Any, **params: Any
 ) -> Kernel | None:
-    return _kernel(platform, query, key, *rest, **params)
+    kernel = _kernel(platform, query, key, *rest, **params)
+    return kernel and Kernel(attributes(params))
 
 
-def _attributes(params: dict[str, Any]) -> dict[str, Any]:
+def attributes(params: dict[str, Any]) -> dict[str, Any]:
     bias, mask, query_lengths, key_lengths = params["has"]
     return {
         "bias": bias,
@@ -157,13 +158,13 @@ def _places(params: dict[str, Any]) -> list[str]:
     return [_QUERY, _KEY, _KEY, *[_FIRST] * sum(params["has"])]
 
 
-def _batch_axis(place: str, params: dict[str, Any]) -> int:
+def batch_axis(place: str, params: dict[str, Any]) -> int:
     if place == _FIRST:
         return 0
     return int(params["q_axes" if place == _QUERY else "k_axes"][0])
 
 
-def _merged(
+def merged(
     operands: Sequence[Array],
     dims: Sequence[int | None],
     places: Sequence[str],
@@ -173,15 +174,15 @@ def _merged(
     count = next(
         x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None
     )
-    x, dim = operands[places.index(_KEY)], dims[places.index(_KEY)]
+    x, dim = operands[places.index(_QUERY)], dims[places.index(_QUERY)]
     own = list(x.shape if dim is None else np.delete(x.shape, dim))
-    batch = own[params["k_axes"][0]]
-    merged = []
+    batch = own[params["q_axes"][0]]
+    whole = []
     for x, dim, place in zip(operands, dims, places, strict=True):
-        axis = _batch_axis(place, params)
+        axis = batch_axis(place, params)
         if dim is None:
             if place == _FIRST and x.ndim == 5 and x.shape[0] == 1:  # over both
-                merged.append(x)
+                whole.append(x)
                 continue
             x = jnp.broadcast_to(jnp.expand_dims(x, axis), _with(x.shape, axis, count))
         else:
@@ -190,8 +191,8 @@ def _merged(
             shape = list(x.shape)
             shape[axis + 1] = batch
             x = jnp.broadcast_to(x, shape)
-        merged.append(x.reshape(*x.shape[:axis], count * batch, *x.shape[axis + 2 :]))
-    return merged, count
+        whole.append(x.reshape(*x.shape[:axis], count * batch, *x.shape[axis + 2 :]))
+    return whole, count
 
 
 def _with(shape: Sequence[int], axis: int, count: int) -> tuple[int, ...]:
@@ -205,9 +206,9 @@ def _apart(x: Array, axis: int, count: int) -> Array:
 def _batch(
     operands: Sequence[Array], dims: Sequence[Any], **params: Any
 ) -> tuple[list[Array], list[int]]:
-    merged, count = _merged(operands, dims, _places(params), params)
-    axes = [_batch_axis(_QUERY, params), 0]
-    out = attention_p(*merged, **params)
+    whole, count = merged(operands, dims, _places(params), params)
+    axes = [batch_axis(_QUERY, params), 0]
+    out = attention_p(*whole, **params)
     return [_apart(x, axis, count) for x, axis in zip(out, axes, strict=True)], axes
 
 
@@ -266,9 +267,9 @@ def _tangent_batch(
     operands: Sequence[Array], dims: Sequence[Any], **params: Any
 ) -> tuple[Array, int]:
     places = [_QUERY, _KEY, _KEY, *_places(params), _QUERY, _FIRST]
-    merged, count = _merged(operands, dims, places, params)
-    axis = _batch_axis(_QUERY, params)
-    return _apart(attention_tangent_p(*merged, **params), axis, count), axis
+    whole, count = merged(operands, dims, places, params)
+    axis = batch_axis(_QUERY, params)
+    return _apart(attention_tangent_p(*whole, **params), axis, count), axis
 
 
 def _backward(ct: Array, *operands: Array, **params: Any) -> list[Array]:
@@ -285,13 +286,13 @@ def _backward_batch(
     operands: Sequence[Array], dims: Sequence[Any], **params: Any
 ) -> tuple[list[Array], list[int]]:
     places = [_QUERY, *_places(params), _QUERY, _FIRST]
-    merged, count = _merged(operands, dims, places, params)
-    axes = [_batch_axis(place, params) for place in (_QUERY, _KEY, _KEY)]
-    out = attention_backward_p(*merged, **params)
+    whole, count = merged(operands, dims, places, params)
+    axes = [batch_axis(place, params) for place in (_QUERY, _KEY, _KEY)]
+    out = attention_backward_p(*whole, **params)
     return [_apart(x, axis, count) for x, axis in zip(out, axes, strict=True)], axes
 
 
-def _names(params: dict[str, Any], rest: Sequence[Any]) -> tuple[str, str, list[str]]:
+def names(params: dict[str, Any], rest: Sequence[Any]) -> tuple[str, str, list[str]]:
     """The axes of the query, of the key, and of what follows the value.
 
     Rows of queries and keys stay whole; heads and the batch do not meet.
@@ -313,17 +314,17 @@ def _names(params: dict[str, Any], rest: Sequence[Any]) -> tuple[str, str, list[
 
 
 def _sharding(query: Any, key: Any, value: Any, *rest: Any, **params: Any) -> str:
-    q, k, others = _names(params, rest)
+    q, k, others = names(params, rest)
     return ", ".join([q, k, k, *others]) + f" -> {q}, b k g T"
 
 
 def _tangent_sharding(*avals: Any, **params: Any) -> str:
-    q, k, others = _names(params, avals[6:-2])
+    q, k, others = names(params, avals[6:-2])
     return ", ".join([*[q, k, k] * 2, *others, q, "b k g T"]) + f" -> {q}"
 
 
 def _backward_sharding(*avals: Any, **params: Any) -> str:
-    q, k, others = _names(params, avals[4:-2])
+    q, k, others = names(params, avals[4:-2])
     return ", ".join([q, q, k, k, *others, q, "b k g T"]) + f" -> {q}, {k}, {k}"
 
 

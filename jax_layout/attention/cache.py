@@ -13,13 +13,12 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_layout import _backends
+from jax_layout.attention.paged import PACKED, check_tables, update_paged_cache_p
 from jax_layout.choices import Work
 from jax_layout.op import Kernel, Op, define, in_front, jvp_of
 from jax_layout.plain import jnp
 
 _MODES = ("drop", "error")
-# Elements of less than a byte.
-_PACKED = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")
 
 
 def update_cache(
@@ -29,6 +28,7 @@ def update_cache(
     *,
     axis: int = 1,
     mode: str = "drop",
+    block_tables: ArrayLike | None = None,
 ) -> Array:
     """The cache with new rows from a position on, which differs between sequences.
 
@@ -43,6 +43,10 @@ def update_cache(
       axis: that of the rows, S of `cache` and T of `new`; not the first.
       mode: what becomes of rows outside of the cache: "drop", nothing; "error", on
         CPUs, an error when the program runs.
+      block_tables: int32, shape `(B, M)`, for a cache of shape `(blocks, R, ...)` that
+        all sequences share (PagedAttention, arXiv:2309.06180): which blocks hold the R
+        x M rows of a sequence, in their order. A row of a block that is not there, such
+        as -1, is outside. Where two rows go to one place, either stays.
 
     Returns:
       shape and dtype of `cache`.
@@ -55,6 +59,11 @@ def update_cache(
     >>> cache = jnp.zeros((2, 4, 1))
     >>> update_cache(cache, jnp.ones((2, 1, 1)), jnp.array([0, 2]))[..., 0].tolist()
     [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]
+    >>> tables = jnp.array([[2, 0]], np.int32)
+    >>> update_cache(
+    ...     jnp.zeros((3, 2, 1)), jnp.ones((1, 2, 1)), 1, block_tables=tables
+    ... )[..., 0].tolist()
+    [[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]
     """
     cache, new, position = (jnp.asarray(x) for x in (cache, new, position))
 
@@ -75,41 +84,65 @@ def update_cache(
     given, axis = axis, axis + cache.ndim if axis < 0 else axis
     if not 0 < axis < cache.ndim:
         fail(f"axis must be one of cache's but the first, got {given}")
-    want = (*cache.shape[:axis], *cache.shape[axis + 1 :])
-    have = (*new.shape[:axis], *new.shape[axis + 1 :])
+    paged = block_tables is not None
+    want = (*cache.shape[paged:axis], *cache.shape[axis + 1 :])
+    have = (*new.shape[paged:axis], *new.shape[axis + 1 :])
     if new.ndim != cache.ndim or want != have:
         fail(
             f"new must be shaped as cache but for axis {axis}, got {new.shape} and "
             f"{cache.shape}"
         )
-    if position.shape not in ((), cache.shape[:1]):
-        fail(f"position must have shape {cache.shape[:1]} or (), got {position.shape}")
+    if position.shape not in ((), new.shape[:1]):
+        fail(f"position must have shape {new.shape[:1]} or (), got {position.shape}")
+    tables = None if block_tables is None else jnp.asarray(block_tables)
+    if tables is not None:
+        check_tables("update_cache", tables, new.shape[0])
     if mode == "error":
-        _check_places(position, cache.shape[axis], new.shape[axis])
+        _check_places(position, cache, new.shape[axis], axis, tables)
     if position.dtype.itemsize > 4:  # what is out of range stays so
         bounds = np.iinfo(np.int32)
         position = jnp.clip(position, bounds.min, bounds.max)
-    position = jnp.broadcast_to(position.astype(np.int32), cache.shape[:1])
-    updated: Array = update_cache_p(
-        cache, new, position, axis=axis, strict=mode == "error"
-    )
+    position = jnp.broadcast_to(position.astype(np.int32), new.shape[:1])
+    strict = mode == "error"
+    updated: Array
+    if tables is None:
+        updated = update_cache_p(cache, new, position, axis=axis, strict=strict)
+    else:
+        updated = update_paged_cache_p(
+            cache, new, position, tables, axis=axis, strict=strict
+        )
     return updated
 
 
-def _check_places(position: Array, rows: int, count: int) -> None:
-    """Of positions that are known; others the kernel checks."""
-    if isinstance(position, jax.core.Tracer):
+def _check_places(
+    position: Array, cache: Array, count: int, axis: int, tables: Array | None
+) -> None:
+    """Of positions and tables that are known; others the kernel checks."""
+    if any(isinstance(x, jax.core.Tracer) for x in (position, tables)):
         if jax.default_backend() != "cpu" or not _backends.available("cpu"):
             raise ValueError(
                 'update_cache: mode "error" needs a kernel that checks positions in '
                 "a program, and there is none here."
             )
         return
-    places = np.asarray(position)
+    places, rows = np.asarray(position), cache.shape[axis]
+    if tables is not None:
+        rows *= tables.shape[1]
     if places.size and (places.min() < 0 or places.max() + count > rows):
         raise ValueError(
             f"update_cache: position must leave room for {count} rows of {rows}, got "
             f"{places.tolist()}."
+        )
+    if tables is None or not count:
+        return
+    first, last = places // cache.shape[axis], (places + count - 1) // cache.shape[axis]
+    at = np.arange(tables.shape[1])
+    used = (at >= first.reshape(-1, 1)) & (at <= last.reshape(-1, 1))
+    blocks = np.asarray(tables)[np.broadcast_to(used, tables.shape)]
+    if blocks.size and (blocks.min() < 0 or blocks.max() >= cache.shape[0]):
+        raise ValueError(
+            f"update_cache: block_tables must name blocks below {cache.shape[0]} where "
+            f"rows go, got {np.asarray(tables).tolist()}."
         )
 
 
@@ -132,7 +165,7 @@ def _lax(
 def _kernel(
     platform: str, cache: Any, new: Any, position: Any, *, axis: int, strict: bool
 ) -> Kernel | None:
-    if cache.size == 0 or new.size == 0 or cache.dtype.name in _PACKED:
+    if cache.size == 0 or new.size == 0 or cache.dtype.name in PACKED:
         return None
     inner = math.prod(cache.shape[axis + 1 :]) * cache.dtype.itemsize
     sizes = (math.prod(cache.shape[:axis]), cache.shape[axis], new.shape[axis], inner)

@@ -33,7 +33,7 @@ class CProblem(ctypes.Structure):
         *[(x, ctypes.c_int64) for x in ("causal", "left", "right")],
         *[(x, ctypes.c_int64 * 4) for x in "qk"],
         *[(x, ctypes.c_int64 * 6) for x in ("bias", "mask")],
-        ("bias_type", ctypes.c_int64),
+        *[(x, ctypes.c_int64) for x in ("bias_type", "block", "blocks")],
         ("scale", ctypes.c_double),
     ]
 
@@ -57,6 +57,7 @@ class Case:
     mask: str | None = None
     bias_type: type = F32
     lengths: bool = False
+    block: int = 0  # keys of a block, which divide s
     threads: int = 2
     seed: int = 0
 
@@ -167,8 +168,23 @@ def expected(c, x):
     return y, lse, (dq, dk, dv)
 
 
+def in_blocks(c, *arrays):
+    """Blocks of the arrays in any order, among others; the tables that find them."""
+    random = np.random.default_rng(c.seed)
+    used = c.b * c.s // c.block
+    tables = random.permutation(used + 3)[:used].astype(np.int32).reshape(c.b, -1)
+    tables[:, -1] += (used + 3) * (tables[:, -1] == used + 2)  # clipped to the last
+    pools = []
+    for x in arrays:
+        pool = np.full((used + 3, c.block, *x.shape[2:]), np.nan).astype(x.dtype)
+        pool[np.minimum(tables, used + 2)] = x.reshape(*tables.shape, *pool.shape[1:])
+        pools.append(pool)
+    return tables, *pools
+
+
 def run(library, c, x, isa, gradient=False):
-    q, k, v, dy = (place(a, c.place) for a in (x.q, x.k, x.v, x.dy))
+    tables, k, v = in_blocks(c, x.k, x.v) if c.block else (None, x.k, x.v)
+    q, k, v, dy = (place(a, c.place) for a in (x.q, k, v, x.dy))
     problem = CProblem(
         type=DTYPES[c.dtype], batch=c.b, heads=c.k, groups=c.g, queries=c.t, keys=c.s,
         features=c.h, causal=c.causal, left=c.window[0], right=c.window[1],
@@ -176,13 +192,16 @@ def run(library, c, x, isa, gradient=False):
         k=(ctypes.c_int64 * 4)(*strides(k, c.place)),
         bias=(ctypes.c_int64 * 6)(*scores_strides(x.bias)),
         mask=(ctypes.c_int64 * 6)(*scores_strides(x.mask)),
-        bias_type=DTYPES[c.bias_type], scale=c.factor,
+        bias_type=DTYPES[c.bias_type], scale=c.factor, block=c.block,
+        blocks=k.shape[c.place.replace("G", "").index("B")],
     )  # fmt: skip
     y = np.full_like(q, 7)
     lse = np.full((c.b, c.k, c.g, c.t), 7, np.float32)
     rest = (x.bias, x.mask, x.query_lengths, x.key_lengths)
     given = [pointer(a) for a in (q, k, v, *rest, y, lse)]
-    assert library.attention(ctypes.byref(problem), *given, c.threads, isa)
+    assert library.attention(
+        ctypes.byref(problem), *given, pointer(tables), c.threads, isa
+    )
     if not gradient:
         return placed_back(y, c.place), lse
     out = [np.full_like(a, 7) for a in (q, k, v)]
@@ -207,6 +226,8 @@ def check_case(library, c, isa):
     hidden = lse == HIDDEN
     assert (found_lse[hidden] == HIDDEN).all()
     check(np.where(hidden, 0, found_lse), np.where(hidden, 0, lse), 2e-6)
+    if c.block:
+        return
     found = run(library, c, x, isa, gradient=True)
     for gradient, wanted in zip(found, gradients, strict=True):
         check(gradient, wanted, 4 * TOLERANCES[c.dtype])
@@ -258,6 +279,22 @@ FORMS = [
 def test_attention(library, isa, dtype, shape):
     for seed, form in enumerate(FORMS):
         check_case(library, Case(**SHAPES[shape], **form, dtype=dtype, seed=seed), isa)
+
+
+IN_BLOCKS = [
+    {"b": 2, "k": 2, "g": 2, "t": 1, "s": 96, "h": 40, "block": 16},
+    {"b": 2, "g": 3, "t": 4, "s": 700, "h": 17, "block": 7, "lengths": True},
+    {"b": 3, "k": 2, "t": 90, "s": 530, "h": 32, "block": 53, "causal": True},
+    {"b": 2, "t": 60, "s": 600, "h": 64, "block": 300, "lengths": True, "bias": "BS"},
+    {"k": 2, "t": 1, "s": 2048, "h": 16, "block": 128, "place": "BKGTH"},
+    {"b": 2, "k": 2, "t": 30, "s": 40, "block": 8, "place": "TBKGH"},
+]
+
+
+@pytest.mark.parametrize("form", range(len(IN_BLOCKS)))
+def test_keys_in_blocks(library, isa, form):
+    for dtype in DTYPES:
+        check_case(library, Case(**IN_BLOCKS[form], dtype=dtype, seed=form), isa)
 
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
@@ -325,6 +362,8 @@ def main():
             for form in FORMS[i % 4 :: 4]:
                 dtype = list(DTYPES)[i % 3]
                 check_case(library, Case(**shape, **form, dtype=dtype, seed=i), isa)
+        for form in IN_BLOCKS:
+            check_case(library, Case(**form), isa)
 
 
 def test_sanitized(tmp_path):

@@ -26,6 +26,7 @@ from jax_layout.attention.blocked import (
     attention_tangent_p,
 )
 from jax_layout.attention.cache import update_cache_p
+from jax_layout.attention.paged import paged_attention_p, update_paged_cache_p
 from jax_layout.convnet.convolution import (
     conv_fused_p,
     conv_input_grad_p,
@@ -125,7 +126,7 @@ _HEADS_FIRST = _ATTENTION | {
     "causal": False,
     "has": (False, True, True, False),
 }
-_Q, _K = (2, 6, 2, 2, 4), (2, 8, 2, 4)
+_Q, _K, _POOL = (2, 6, 2, 2, 4), (2, 8, 2, 4), (5, 4, 2, 4)
 _QH, _KH = (2, 2, 2, 6, 4), (2, 2, 8, 4)
 _BIAS = (1, 2, 1, 6, 8)
 _MASK = np.arange(2 * 6 * 8).reshape(2, 1, 1, 6, 8) % 3 > 0
@@ -350,6 +351,23 @@ EXAMPLES = {
             [(2, 4, 6, 2), (2, 4, 1, 2), index(7, 3)],
             [(2, 4, 6, 2), (2, 4, 0, 2), index(7, 3)],
         ),
+    ],
+    "paged_attention": [
+        Example(
+            partial(paged_attention_p, **_ATTENTION),
+            [_Q, _POOL, _POOL, _BIAS, index(5, 8), index([0, 4], [3, 7])],
+            [_NO_Q, _POOL, _POOL, (1, 2, 1, 0, 8), index(5, 8), index([0, 4], [3, 7])],
+            kernel=False,
+            smooth=False,
+        )
+    ],
+    "update_paged_cache": [
+        Example(
+            partial(update_paged_cache_p, axis=axis, strict=False),
+            [_POOL, (2, *of_new), index(3, 6), index([0, 4], [3, 7])],
+            [(5, *none), (2, *of_new), index(3, 6), index([0, 4], [3, 7])],
+        )
+        for axis, of_new, none in ((1, (3, 2, 4), (0, 2, 4)), (2, (4, 3, 4), (4, 0, 4)))
     ],
     "geam": [
         Example(

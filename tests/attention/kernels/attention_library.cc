@@ -17,6 +17,7 @@ struct Problem {
   int64_t q[4], k[4];        // strides of batch, row, head, group
   int64_t bias[6], mask[6];  // present, then strides; 0 where absent
   int64_t bias_type;
+  int64_t block, blocks;  // 0 where keys are not in blocks
   double scale;
 };
 
@@ -49,15 +50,17 @@ static AttentionProblem ProblemOf(const Problem* given) {
   };
   p.bias = scores(given->bias, given->bias_type);
   p.mask = scores(given->mask, 0);
+  p.block = given->block;
+  p.blocks = given->blocks;
   return p;
 }
 
 int attention(const Problem* given, const void* q, const void* k, const void* v,
               const void* bias, const uint8_t* mask,
               const int32_t* query_lengths, const int32_t* key_lengths, void* y,
-              float* lse, int threads, int isa) {
+              float* lse, const int32_t* block_tables, int threads, int isa) {
   const AttentionBuffers buffers = {
-      q, k, v, bias, mask, query_lengths, key_lengths, y, lse};
+      q, k, v, bias, mask, query_lengths, key_lengths, y, lse, block_tables};
   const Threads executor(threads);
   return Attention(ProblemOf(given), buffers, executor, kIsas[isa]).ok();
 }
