@@ -5,9 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from jax_layout.explain.places import Place
+from jax_layout.explain import hlo
+from jax_layout.explain.places import Place, origin
 from jax_layout.explain.products import EIGEN, LOOPS, Core, consumer, named, reaches
 from jax_layout.explain.report import Advice, Conversion, Product, Reorder
+from jax_layout.explain.updates import copied_for
+
+# Of all that a program reads and writes.
+NOTICED = 0.01
 
 # Why a product of plain jax would be ours, by source line and module.
 Faster = Mapping[tuple[str, str], str]
@@ -98,6 +103,36 @@ def of_conversion(
         f"{place.argument} ({conversion.dtype}) is written out as {conversion.shape} "
         f"on every call: {advice}",
         *at,
+    )
+
+
+def of_update(place: Place) -> Iterator[tuple[int, Advice]]:
+    """Of an array that is copied whole for a part of it to be written.
+
+    Yields:
+      bytes that the copy reads and writes each time, and the advice.
+    """
+    found = copied_for(place)
+    if found is None:
+        return
+    shape = found.copy.at.shapes[0]
+    what, advice = "an array", "it is read later: read it before, or what was written"
+    if found.sliced:
+        what = "a slice of a whole"
+        advice = "keep slices as arrays of their own, or let the loop carry the whole"
+    elif found.source.argument:
+        what = found.source.argument
+        if not found.source.donated:
+            advice = "donate it (donate_argnums of jax.jit), and it stays where it is"
+    often = "in every pass of a loop" if place.inside else "on every call"
+    yield (
+        hlo.traffic(place.module, place.computation, found.copy.at),
+        Advice(
+            "copied-to-update",
+            f"{what} ({shape}) is copied {often} for {found.part.shapes[0]} to be "
+            f"written to it: {advice}",
+            *origin(place),
+        ),
     )
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import jax
 
+from jax_layout.explain.advice import NOTICED
 from jax_layout.explain.report import Advice, Cost, Report
 from jax_layout.explain.tables import megabytes
 from jax_layout.optimize.optimize import is_array, is_formatted, optimize_layout
 from jax_layout.optimize.saved_plan import plan_layout
 
-# What counts as more: by a tenth, and by a hundredth of all that the program reads and
-# writes.
-_MORE, _NOTICED = 0.1, 0.01
+# What counts as more: by a tenth, and by what is noticed.
+_MORE = 0.1
 
 
 def worse(report: Report) -> Iterator[Advice]:
@@ -111,4 +111,4 @@ def _less(code: str, how: str, then: Cost, report: Report) -> Iterator[Advice]:
 
 
 def _more(bytes: int, than: int, report: Report) -> bool:
-    return bytes - than > max(_MORE * than, _NOTICED * report.bytes)
+    return bytes - than > max(_MORE * than, NOTICED * report.bytes)

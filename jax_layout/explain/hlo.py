@@ -151,12 +151,14 @@ class Module:
       computations: the instructions of each, by its name.
       entry: the name of the first to run.
       tables: of file names, functions, locations and stack frames.
+      donated: the numbers of the parameters whose memory results take.
     """
 
     name: str
     computations: dict[str, tuple[Instruction, ...]]
     entry: str
     tables: dict[str, dict[int, Any]]
+    donated: frozenset[int] = frozenset()
 
     def frames(self, instruction: Instruction) -> Iterator[Frame]:
         """The Python stack of an instruction, the innermost frame first."""
@@ -271,8 +273,10 @@ def parse(text: str) -> Module:
             body.append(instruction)
     if not entry:
         raise ValueError("hlo: the text must hold an ENTRY computation.")
-    title = re.search(r"^HloModule ([^\s,]+)", text, re.MULTILINE)
-    return Module(title[1] if title else "", computations, entry, tables)
+    title = re.search(r"^HloModule ([^\s,]+)(.*)", text, re.MULTILINE)
+    name, rest = (title[1], title[2]) if title else ("", "")
+    taken = re.findall(r"\((\d+), \{[\d, ]*\}, \w+-alias\)", rest)
+    return Module(name, computations, entry, tables, frozenset(map(int, taken)))
 
 
 def _instruction(line: str) -> Instruction | None:

@@ -77,6 +77,16 @@ class Place(NamedTuple):
         return operands[0].argument if self.passing and operands else ""
 
     @property
+    def donated(self) -> bool:
+        """Whether a result takes the memory of this argument."""
+        at = self.at
+        if at.opcode == "parameter":
+            main = self.computation == self.module.entry
+            return main and int(at.literal) in self.module.donated
+        operands = self.operands()
+        return self.passing and bool(operands) and operands[0].donated
+
+    @property
     def line(self) -> str:
         """The user's "file:line", "" if XLA has none for it."""
         for part in self.parts:

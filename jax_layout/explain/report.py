@@ -137,7 +137,8 @@ class Advice:
     Attributes:
       code: "format-dropped", "convolution-in-loop", "nhwc-gradient-in-loop",
         "grouped-convolution", "weights-relaid", "weights-converted", "16-bit-dot",
-        "transposed-operand", "optimize-layout", "plan-layout", "made-worse".
+        "transposed-operand", "copied-to-update", "optimize-layout", "plan-layout",
+        "made-worse".
       message: what is wrong, and what to do.
       source: the user's "file:line".
       module: of the program, as its scopes name it; "" if unnamed.

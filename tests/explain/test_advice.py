@@ -262,3 +262,71 @@ def test_a_function_that_optimize_layout_made_worse():
     assert found.message.startswith("made worse by jl.optimize_layout: ")
     assert "leave the function as it was" in found.message
     assert "temporary memory: 0 B before" in str(report)
+
+
+# --- arrays that are copied for a part of them to be written
+
+
+def test_copied_to_update():
+    cache, new, at = (2, 128, 4, 16), (2, 1, 4, 16), jnp.array([3, 5], "int32")
+
+    def slice_of(c, n):
+        return lax.dynamic_update_slice(c, n, (0, at[0], 0, 0))
+
+    def scattered(c, n):
+        return c.at[jnp.arange(2), at].set(n[:, 0])
+
+    def ours(c, n):
+        return jl.update_cache(c, n, at)
+
+    for f in (slice_of, scattered, ours):
+        (found,) = advice(explained(f, cache, new), "copied-to-update")
+        assert found.message.startswith("c (f32[2,128,4,16]) is copied on every call")
+        assert "donate it" in found.message and "test_advice.py" in found.source
+        donated = explained(jax.jit(f, donate_argnums=0), cache, new)
+        assert not advice(donated, "copied-to-update")
+
+    def read_later(c, n):
+        return slice_of(c, n), c.sum() * slice_of(c, n).sum()
+
+    report = explained(jax.jit(read_later, donate_argnums=0), cache, new)
+    assert all("donate" not in a.message for a in advice(report, "copied-to-update"))
+
+    def whole(c, n):  # nothing of it is left
+        return lax.dynamic_update_slice(c, 2 * c[:, :100] + n, (0, 0, 0, 0))
+
+    assert not advice(explained(whole, cache, new), "copied-to-update")
+
+
+def test_copied_in_a_loop():
+    cache, new = (2, 128, 4, 16), (2, 1, 4, 16)
+
+    def row(c, n, i):
+        return lax.dynamic_update_slice(c, n, (0, i, 0, 0))
+
+    def loop(c, n, after):
+        def step(i, carried):
+            c, total = carried
+            written = row(c, n, i)
+            return written, total + (c * written if after else written).sum()
+
+        return lax.fori_loop(0, 9, step, (c, jnp.zeros((), "float32")))
+
+    def explain(f, *shapes):
+        return advice(explained(jax.jit(f, donate_argnums=0), *shapes), found_as)
+
+    found_as = "copied-to-update"
+    assert not explain(lambda c, n: loop(c, n, False), cache, new)
+    found = explain(lambda c, n: loop(c, n, True), cache, new)
+    assert found and all("every pass of a loop" in a.message for a in found)
+    assert all("it is read later" in a.message for a in found)
+
+    def layers(c, n):
+        def layer(n, c):
+            c = jl.update_cache(c, n, 3)
+            return jl.dot_product_attention(n, c, c), c
+
+        return lax.scan(layer, n, c)
+
+    (slices,) = explain(layers, (3, *cache), new)
+    assert "a slice of a whole (f32[2,128,4,16])" in slices.message
