@@ -2,7 +2,8 @@
 //
 // The FFI targets "jax_layout_attention" and "jax_layout_attention_backward",
 // on CPUs. The second has the gradient of y before the operands below, y and
-// lse after them, and gradients of q, k and v as results.
+// lse after them, and gradients of q, k and v as results, then, if so told, of
+// the bias.
 //
 //   operands  q, k, v of one dtype; then, as attributes say,
 //             bias            (bias) float, 5-D: batch, heads, groups, queries
@@ -16,6 +17,7 @@
 //             with tables, blocks and the keys of a block
 //   scale     float64
 //   causal    bool
+//   bias_gradient  bool, of the second alone
 //   window    int64[2]: keys seen before and after a query, -1 for all
 #include <algorithm>
 #include <optional>
@@ -217,11 +219,11 @@ ffi::Error Backward(ffi::ThreadPool pool, ffi::AnyBuffer dy, ffi::AnyBuffer q,
                     ffi::AnyBuffer k, ffi::AnyBuffer v, ffi::RemainingArgs rest,
                     ffi::Result<ffi::AnyBuffer> dq,
                     ffi::Result<ffi::AnyBuffer> dk,
-                    ffi::Result<ffi::AnyBuffer> dv, bool bias, bool mask,
-                    bool query_lengths, bool key_lengths,
+                    ffi::Result<ffi::AnyBuffer> dv, ffi::RemainingRets more,
+                    bool bias, bool mask, bool query_lengths, bool key_lengths,
                     ffi::Span<const int64_t> q_axes,
                     ffi::Span<const int64_t> k_axes, double scale, bool causal,
-                    ffi::Span<const int64_t> window) {
+                    ffi::Span<const int64_t> window, bool bias_gradient) {
   AttentionProblem problem;
   AttentionGradientBuffers buffers;
   const Status status = ReadProblem(
@@ -252,6 +254,14 @@ ffi::Error Backward(ffi::ThreadPool pool, ffi::AnyBuffer dy, ffi::AnyBuffer q,
   buffers.dq = dq->untyped_data();
   buffers.dk = dk->untyped_data();
   buffers.dv = dv->untyped_data();
+  if (bias_gradient) {
+    if (!bias || more.size() != 1 ||
+        !like(**more.get<ffi::AnyBuffer>(0), *rest.get<ffi::AnyBuffer>(0))) {
+      return ffi::Error::InvalidArgument(
+          "attention: the gradient of the bias must be shaped as it.");
+    }
+    buffers.dbias = (*more.get<ffi::AnyBuffer>(0))->untyped_data();
+  }
   return ToError(AttentionGradient(problem, buffers, ToExecutor(pool)));
 }
 
@@ -289,9 +299,11 @@ XLA_FFI_DEFINE_HANDLER(kBackward, Backward,
                                           .Arg<ffi::AnyBuffer>()  // k
                                           .Arg<ffi::AnyBuffer>()  // v
                                           .RemainingArgs()
-                                          .Ret<ffi::AnyBuffer>()     // dq
-                                          .Ret<ffi::AnyBuffer>()     // dk
-                                          .Ret<ffi::AnyBuffer>()));  // dv
+                                          .Ret<ffi::AnyBuffer>()  // dq
+                                          .Ret<ffi::AnyBuffer>()  // dk
+                                          .Ret<ffi::AnyBuffer>()  // dv
+                                          .RemainingRets())       // dbias
+                           .Attr<bool>("bias_gradient"));
 
 JAX_LAYOUT_REGISTER_STATELESS(attention, kForward);
 JAX_LAYOUT_REGISTER_STATELESS(attention_backward, kBackward);

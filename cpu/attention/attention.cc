@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <new>
+#include <optional>
 
 #include "core/arithmetic.h"
 #include "cpu/attention/kernels.h"
@@ -23,8 +24,8 @@ constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kLeastBlocks = 4, kMostBlocks = 40;
 // Keys of a part, where queries are few.
 constexpr int64_t kLeastKeys = 256;
-// Keys whose gradients of several tasks are added up at a time.
-constexpr int64_t kJoinedKeys = 256;
+// Floats of several tasks that are added up at a time.
+constexpr int64_t kJoined = 16 << 10;
 
 const Kernels<const AttentionKernels*> kKernels(
     "attention", {
@@ -53,12 +54,17 @@ struct Part {
   int64_t batch, head, cut, first, last;
 };
 
+// Some of the batch.
+struct Batches {
+  int64_t first, count;
+};
+
 // Calls run(part, memory) for all heads and cuts of them, small ones together.
 template <class Run>
-Status ForEachTask(const AttentionProblem& p, int64_t blocks, int64_t cuts,
-                   int64_t floats, int64_t queries, const Executor& executor,
-                   const Run& run) {
-  const int64_t heads = p.batch * p.heads, tasks = heads * cuts;
+Status ForEachTask(const AttentionProblem& p, const Batches& batches,
+                   int64_t blocks, int64_t cuts, int64_t floats,
+                   int64_t queries, const Executor& executor, const Run& run) {
+  const int64_t heads = batches.count * p.heads, tasks = heads * cuts;
   const int64_t work = blocks / cuts * queries * p.keys * p.features * 2;
   const int64_t together =
       std::clamp<int64_t>(kTaskWork / std::max<int64_t>(1, work), 1, heads);
@@ -74,8 +80,8 @@ Status ForEachTask(const AttentionProblem& p, int64_t blocks, int64_t cuts,
          i < std::min(tasks, (call + 1) * together); ++i) {
       // Those that see most come first.
       const int64_t cut = cuts - 1 - i % cuts, head = i / cuts;
-      run({head / p.heads, head % p.heads, cut, blocks * cut / cuts,
-           blocks * (cut + 1) / cuts},
+      run({batches.first + head / p.heads, head % p.heads, cut,
+           blocks * cut / cuts, blocks * (cut + 1) / cuts},
           memory);
     }
   });
@@ -126,6 +132,83 @@ Status FewQueries(const AttentionProblem& p, const AttentionBuffers& buffers,
   return Status::Ok();
 }
 
+// Adds up parts, as kernels.join does, by pieces.
+void Join(const PartsOfSums& sums, const Executor& executor,
+          const AttentionKernels& kernels) {
+  const int64_t rows =
+      std::max<int64_t>(1, kJoined / std::max<int64_t>(1, sums.width));
+  executor.ParallelFor(CeilDiv(sums.rows, rows), [&](int64_t piece) {
+    PartsOfSums some = sums;
+    const int64_t first = piece * rows;
+    some.rows = std::min(rows, sums.rows - first);
+    some.parts += first * sums.width;
+    some.at += first * sums.ld;
+    kernels.join(some);
+  });
+}
+
+// The gradient of a bias. Tasks that run at the same time and have sums of the
+// same scores add to parts of their own, `joined` of each; where the bias is
+// the same for all of the batch, `lanes` of it run at a time.
+struct BiasParts {
+  bool of_batch, of_head;
+  int64_t lanes, cuts, kept, joined, size;
+  std::unique_ptr<float[]> memory;
+  float* sums;
+
+  BiasParts(const AttentionProblem& p, int64_t cuts_of_head, int64_t threads,
+            void* gradient)
+      : of_batch(p.bias.batch != 0), of_head(p.bias.head != 0) {
+    const bool apart = (p.bias.group != 0 || p.groups == 1) &&
+                       (p.bias.query != 0 || p.queries == 1);
+    cuts = apart ? 1 : cuts_of_head;
+    lanes = of_batch ? p.batch
+                     : std::clamp<int64_t>(CeilDiv(2 * threads, p.heads), 1,
+                                           p.batch);
+    kept = (of_batch ? p.batch : 1) * (of_head ? p.heads : 1);
+    joined = (of_batch ? 1 : lanes) * (of_head ? 1 : p.heads) * cuts;
+    size = BiasSums(p).size;
+    if (joined == 1 && p.bias.type == DType::kF32) {
+      sums = static_cast<float*>(gradient);
+      std::fill_n(sums, kept * size, 0.f);
+    } else {
+      memory.reset(new (std::nothrow) float[kept * joined * size]());
+      sums = memory.get();
+    }
+  }
+
+  float* Of(const AttentionProblem& p, const Part& part) const {
+    int64_t to = of_batch ? part.batch : 0;
+    int64_t at = of_batch ? 0 : part.batch % lanes;
+    int64_t& by_head = of_head ? to : at;
+    by_head = by_head * p.heads + part.head;
+    at = at * cuts + (cuts == 1 ? 0 : part.cut);
+    return sums + (to * joined + at) * size;
+  }
+
+  void Finish(DType type, void* gradient, const Executor& executor,
+              const AttentionKernels& kernels) const {
+    if (memory == nullptr) return;
+    // Without parts to add up, all of it is one.
+    const int64_t n = joined == 1 ? kept * size : size;
+    for (int64_t i = 0; i < kept * size / n; ++i) {
+      const int64_t width = std::min(n, kJoined), rest = n % width;
+      PartsOfSums some = {type,      sums + i * joined * size,
+                          joined,    size,
+                          n / width, width,
+                          gradient,  i * size,
+                          width};
+      Join(some, executor, kernels);
+      if (rest == 0) continue;
+      some.parts += n - rest;
+      some.at += n - rest;
+      some.rows = 1;
+      some.width = rest;
+      Join(some, executor, kernels);
+    }
+  }
+};
+
 }  // namespace
 
 bool AttentionSupports(const AttentionProblem& p) {
@@ -152,8 +235,8 @@ Status Attention(const AttentionProblem& p, const AttentionBuffers& buffers,
   const int64_t cuts =
       std::max(CutsOfHead(p, blocks, executor), CeilDiv(blocks, kMostBlocks));
   const int64_t memory = kernels->forward_memory(p, CeilDiv(blocks, cuts));
-  return ForEachTask(p, blocks, cuts, memory, kernels->queries, executor,
-                     [&](const Part& part, float* floats) {
+  return ForEachTask(p, {0, p.batch}, blocks, cuts, memory, kernels->queries,
+                     executor, [&](const Part& part, float* floats) {
                        kernels->forward({p, buffers, part.batch, part.head,
                                          part.first, part.last, floats});
                      });
@@ -182,29 +265,41 @@ Status AttentionGradient(const AttentionProblem& p,
     parts.reset(new (std::nothrow) float[2 * of_all]);
     if (parts == nullptr) return NoMemory();
   }
+  std::optional<BiasParts> bias;
+  if (buffers.dbias != nullptr) {
+    bias.emplace(p, cuts, executor.num_threads(), buffers.dbias);
+    if (bias->sums == nullptr) return NoMemory();
+  }
   const int64_t memory = kernels->backward_memory(p, CeilDiv(blocks, cuts));
-  const Status status =
-      ForEachTask(p, blocks, cuts, memory, kernels->queries, executor,
-                  [&](const Part& part, float* floats) {
-                    float* dk = nullptr;
-                    if (cuts > 1) {
-                      const int64_t head = part.batch * p.heads + part.head;
-                      dk = parts.get() + (head * cuts + part.cut) * of_part;
-                    }
-                    kernels->backward({p, buffers, part.batch, part.head,
-                                       part.first, part.last, floats, dk,
-                                       dk == nullptr ? nullptr : dk + of_all});
-                  });
-  if (!status.ok() || cuts == 1) return status;
-  const int64_t pieces = CeilDiv(p.keys, kJoinedKeys);
-  executor.ParallelFor(heads * pieces, [&](int64_t i) {
-    const int64_t head = i / pieces, first = i % pieces * kJoinedKeys;
-    const int64_t last = std::min(p.keys, first + kJoinedKeys);
+  const auto run = [&](const Part& part, float* floats) {
+    float* dk = nullptr;
+    if (cuts > 1) {
+      const int64_t head = part.batch * p.heads + part.head;
+      dk = parts.get() + (head * cuts + part.cut) * of_part;
+    }
+    kernels->backward({p, buffers, part.batch, part.head, part.first, part.last,
+                       floats, dk, dk == nullptr ? nullptr : dk + of_all,
+                       bias ? bias->Of(p, part) : nullptr});
+  };
+  // Those that add to the same sums follow each other.
+  const int64_t lanes = bias ? bias->lanes : p.batch;
+  for (int64_t first = 0; first < p.batch; first += lanes) {
+    const Status status =
+        ForEachTask(p, {first, std::min(lanes, p.batch - first)}, blocks, cuts,
+                    memory, kernels->queries, executor, run);
+    if (!status.ok()) return status;
+  }
+  for (int64_t head = 0; cuts > 1 && head < heads; ++head) {
     const int64_t at = p.k.At(head / p.heads, head % p.heads, 0, 0);
     const float* dk = parts.get() + head * cuts * of_part;
-    kernels->join(p, dk, cuts, of_part, first, last, at, buffers.dk);
-    kernels->join(p, dk + of_all, cuts, of_part, first, last, at, buffers.dv);
-  });
+    PartsOfSums sums = {p.type,     dk,         cuts, of_part, p.keys,
+                        p.features, buffers.dk, at,   p.k.row};
+    Join(sums, executor, *kernels);
+    sums.parts = dk + of_all;
+    sums.to = buffers.dv;
+    Join(sums, executor, *kernels);
+  }
+  if (bias) bias->Finish(p.bias.type, buffers.dbias, executor, *kernels);
   return Status::Ok();
 }
 

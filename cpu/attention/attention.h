@@ -37,11 +37,13 @@ Status Attention(const AttentionProblem& problem,
                  Isa isa);
 
 // Results and sums as Attention() made them, the gradient dy of the results,
-// and the gradients that are wanted, shaped as q, k and v.
+// and the gradients that are wanted, shaped as q, k, v and, if there is one
+// and its gradient is wanted, the bias.
 struct AttentionGradientBuffers {
   AttentionBuffers forward;
   const void* dy;
   void *dq, *dk, *dv;
+  void* dbias = nullptr;
 };
 
 // Always the same sums in the same order. Not of keys in blocks.

@@ -5,7 +5,7 @@
 // and with the gradients dy of the result
 //
 //   dv = p^T dy,  ds = p (dy v^T - rowsum(dy y)),  dq = scale ds k,
-//   dk = scale ds^T q
+//   dk = scale ds^T q,  dbias = ds, summed over axes that the bias lacks
 //
 // A task adds up the keys of one head for its own queries, in a fixed order.
 #ifndef JAX_LAYOUT_CPU_ATTENTION_BACKWARD_H_
@@ -119,6 +119,30 @@ void GradientOfScores(const AttentionGradientTask& task,
   }
 }
 
+// Adds gradients of scores to those of the bias.
+template <class V>
+void AddToBias(const AttentionGradientTask& task, const QueryBlock& queries,
+               int64_t k0, const SeenKeys& seen, const float* ds) {
+  constexpr int64_t kLanes = V::kLanes;
+  const BiasSums at(task.problem);
+  for (int64_t r = 0; r < queries.count; ++r) {
+    const float* row = ds + r * kLd;
+    float* to = task.dbias + queries.group * at.group +
+                (queries.first + r) * at.query + k0 * at.key;
+    typename V::Reg total = V::Zero();
+    for (int64_t j = seen.begin; j < seen.end; j += kLanes) {
+      const int n = static_cast<int>(Least(kLanes, seen.end - j));
+      const typename V::Reg d = V::Load(row + j, n);
+      if (at.key == 0) {
+        total = total + d;
+      } else {
+        V::Store(to + j, V::Load(to + j, n) + d, n);
+      }
+    }
+    if (at.key == 0) *to += V::Sum(total);
+  }
+}
+
 // Rows of sums to an array; or, where others add to the same rows, as they are.
 template <class V, class T>
 void StoreRows(const float* sums, int64_t wide, int64_t rows, int64_t features,
@@ -201,6 +225,9 @@ void BackwardOf(const AttentionGradientTask& task) {
                              m + at.ds + j0, kLd, false, nullptr, 1});
       GradientOfScores<V>(task, queries, lengths, k0, seen, m + at.lse + row,
                           m + at.dot + row, m + at.powers, m + at.ds);
+      if (task.dbias != nullptr) {
+        AddToBias<V>(task, queries, k0, some, m + at.ds);
+      }
       const float* powers = A::NarrowAcross(m + at.powers, rows, from, seen.end,
                                             m + at.powers_across);
       const float* ds =
@@ -258,45 +285,35 @@ void Backward(const AttentionGradientTask& task) {
   BackwardOf<V, A, float>(task);
 }
 
-// Adds up what tasks of the same keys have, in their order, for keys [first,
-// last).
+// Adds up what several tasks have of the same sums.
 template <class V, class T>
-void JoinKeysOf(const AttentionProblem& p, const float* parts, int64_t count,
-                int64_t apart, int64_t first, int64_t last, T* to) {
+void JoinOf(const PartsOfSums& sums) {
   constexpr int64_t kLanes = V::kLanes;
-  for (int64_t i = first; i < last; ++i) {
-    for (int64_t j = 0; j < p.features; j += kLanes) {
-      const int n = static_cast<int>(Least(kLanes, p.features - j));
-      const float* from = parts + i * p.features + j;
+  T* to = static_cast<T*>(sums.to) + sums.at;
+  for (int64_t i = 0; i < sums.rows; ++i) {
+    for (int64_t j = 0; j < sums.width; j += kLanes) {
+      const int n = static_cast<int>(Least(kLanes, sums.width - j));
+      const float* from = sums.parts + i * sums.width + j;
       typename V::Reg sum = V::Load(from, n);
-      for (int64_t part = 1; part < count; ++part) {
-        sum = sum + V::Load(from + part * apart, n);
+      for (int64_t part = 1; part < sums.count; ++part) {
+        sum = sum + V::Load(from + part * sums.apart, n);
       }
-      V::Store(to + i * p.k.row + j, sum, n);
+      V::Store(to + i * sums.ld + j, sum, n);
     }
   }
 }
 
 template <class V>
-void JoinKeys(const AttentionProblem& p, const float* parts, int64_t count,
-              int64_t apart, int64_t first, int64_t last, int64_t at,
-              void* to) {
-  if (p.type == DType::kBF16) {
-    return JoinKeysOf<V>(p, parts, count, apart, first, last,
-                         static_cast<BF16*>(to) + at);
-  }
-  if (p.type == DType::kF16) {
-    return JoinKeysOf<V>(p, parts, count, apart, first, last,
-                         static_cast<F16*>(to) + at);
-  }
-  JoinKeysOf<V>(p, parts, count, apart, first, last,
-                static_cast<float*>(to) + at);
+void Join(const PartsOfSums& sums) {
+  if (sums.type == DType::kBF16) return JoinOf<V, BF16>(sums);
+  if (sums.type == DType::kF16) return JoinOf<V, F16>(sums);
+  JoinOf<V, float>(sums);
 }
 
 template <class V, auto forward = Forward<V>, auto backward = Backward<V>>
 constexpr AttentionKernels kAttention = {
     kQueries<V>,     FloatsForward<V>, forward,     FloatsBackward<V>,
-    backward,        JoinKeys<V>,      kFewQueries, FloatsFew<V>,
+    backward,        Join<V>,          kFewQueries, FloatsFew<V>,
     FloatsOfPart<V>, Few<V>,           FinishFew<V>};
 
 }  // namespace

@@ -28,6 +28,8 @@ struct AttentionGradientTask {
   float* memory;
   // Dense sums over its queries, where others have the same keys too; or none.
   float *dk, *dv;
+  // Sums over its scores, which it adds to, or none.
+  float* dbias;
 
   AttentionTask Scores() const {
     return {problem, buffers.forward, batch, head, first, last, memory};
@@ -49,6 +51,17 @@ struct AttentionFewTask {
   }
 };
 
+// Dense rows of `width`, of which there are `count` parts that are `apart`
+// floats from each other: added up in their order, to element `at` of an array
+// whose rows are `ld` apart.
+struct PartsOfSums {
+  DType type;
+  const float* parts;
+  int64_t count, apart, rows, width;
+  void* to;
+  int64_t at, ld;
+};
+
 struct AttentionKernels {
   int64_t queries;  // of a block
   // Floats of memory that a task of so many blocks needs.
@@ -56,11 +69,7 @@ struct AttentionKernels {
   void (*forward)(const AttentionTask&);
   int64_t (*backward_memory)(const AttentionProblem&, int64_t blocks);
   void (*backward)(const AttentionGradientTask&);
-  // Adds up `count` parts that are `apart` floats from each other, in their
-  // order, for keys [first, last), to element `at` of an array shaped as k.
-  void (*join)(const AttentionProblem&, const float* parts, int64_t count,
-               int64_t apart, int64_t first, int64_t last, int64_t at,
-               void* to);
+  void (*join)(const PartsOfSums&);
   // For few queries of a head, `few_most` at most: floats of memory for each
   // head and of a part's sums; the sums; and what all parts of a head make.
   int64_t few_most;
@@ -92,6 +101,21 @@ inline QueryBlock BlockAt(const AttentionProblem& p, int64_t block, int64_t i) {
   const int64_t at = i % blocks, first = p.queries * at / blocks;
   return {i / blocks, first, p.queries * (at + 1) / blocks - first};
 }
+
+// Where sums over scores are that a bias's gradient is: an element for each of
+// the axes group, query and key that the bias has.
+struct BiasSums {
+  int64_t group, query, key, size;
+
+  explicit BiasSums(const AttentionProblem& p) {
+    key = p.bias.key == 0 ? 0 : 1;
+    size = key == 0 ? 1 : p.keys;
+    query = p.bias.query == 0 ? 0 : size;
+    size *= query == 0 ? 1 : p.queries;
+    group = p.bias.group == 0 ? 0 : size;
+    size *= group == 0 ? 1 : p.groups;
+  }
+};
 
 }  // namespace jax_layout
 

@@ -119,8 +119,7 @@ def dot_product_attention(
       ValueError: if shapes do not fit, or an order does not name the axes.
 
     A query that sees no key gets the mean of all values, as softmax of equal scores
-    makes it. The second derivative, forward mode, and gradients by a bias are plain
-    JAX.
+    makes it. The second derivative and forward mode are plain JAX.
 
     Source: Dao, FlashAttention-2, arXiv:2307.08691; of blocks: Kwon et al.,
     PagedAttention, arXiv:2309.06180.

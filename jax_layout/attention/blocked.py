@@ -126,10 +126,17 @@ def _kernel(
 
 
 def _backward_kernel(
-    platform: str, ct: Any, query: Any, key: Any, *rest: Any, **params: Any
+    platform: str,
+    ct: Any,
+    query: Any,
+    key: Any,
+    *rest: Any,
+    biased: bool,
+    **params: Any,
 ) -> Kernel | None:
     kernel = _kernel(platform, query, key, *rest, **params)
-    return kernel and Kernel(attributes(params))
+    given = attributes(params) | {"bias_gradient": biased}
+    return kernel and Kernel(given)
 
 
 def attributes(params: dict[str, Any]) -> dict[str, Any]:
@@ -215,15 +222,14 @@ def _batch(
 def _jvp(
     primals: Sequence[Array], tangents: Sequence[Any], **params: Any
 ) -> tuple[list[Array], list[Any]]:
-    moved = tangents[: 3 + params["has"][0]]
     ours = choices.choose(work_of(primals[0], primals[1], params, "_backward"))
     biased = params["has"][0] and type(tangents[3]) is not ad.Zero
-    if ours is None or biased:
+    if ours is None:
         out, lse, moves = _moved(primals, tangents, params)
     else:
         out, lse = attention_p(*primals, **params)
-        given = [ad.instantiate_zeros(t) for t in moved[:3]]
-        moves = attention_tangent_p(*given, *primals, out, lse, **params)
+        given = [ad.instantiate_zeros(t) for t in tangents[: 3 + biased]]
+        moves = attention_tangent_p(*given, *primals, out, lse, biased=biased, **params)
     return [out, lse], [moves, ad.Zero(jax.typeof(lse).to_tangent_aval())]
 
 
@@ -244,52 +250,81 @@ def _moved(
     return out, _attention(*primals, **params)[1], moves
 
 
-def _tangent(*operands: Array, **params: Any) -> Array:
-    tangents, primals = operands[:3], operands[3:-2]
+def _tangent(*operands: Array, biased: bool, **params: Any) -> Array:
+    count = 3 + biased
+    tangents, primals = operands[:count], operands[count:-2]
 
     def f(*moving: Array) -> Array:
-        return _attention(*moving, *primals[3:], **params)[0]
+        return _attention(*moving, *primals[count:], **params)[0]
 
-    moves: Array = jax.jvp(f, tuple(primals[:3]), tuple(tangents))[1]
+    moves: Array = jax.jvp(f, tuple(primals[:count]), tuple(tangents))[1]
     return moves
 
 
-def _tangent_transpose(ct: Any, *operands: Any, **params: Any) -> list[Any]:
-    given = attention_backward_p(ct, *operands[3:], **params)
-    rest = [None] * (len(operands) - 3)
-    linear = map(ad.is_undefined_primal, operands[:3])
-    return [
-        g if wanted else None for g, wanted in zip(given, linear, strict=True)
-    ] + rest
+def _tangent_transpose(
+    ct: Any, *operands: Any, biased: bool, **params: Any
+) -> list[Any]:
+    count = 3 + biased
+    linear = list(map(ad.is_undefined_primal, operands[:count]))
+    wanted = biased and linear[3]
+    given = attention_backward_p(ct, *operands[count:], biased=wanted, **params)
+    given = [*given, None][:count]
+    rest = [None] * (len(operands) - count)
+    return [g if w else None for g, w in zip(given, linear, strict=True)] + rest
 
 
 def _tangent_batch(
-    operands: Sequence[Array], dims: Sequence[Any], **params: Any
+    operands: Sequence[Array], dims: Sequence[Any], *, biased: bool, **params: Any
 ) -> tuple[Array, int]:
-    places = [_QUERY, _KEY, _KEY, *_places(params), _QUERY, _FIRST]
+    operands, dims = list(operands), list(dims)
+    if biased and (dims[3] is None) != (dims[7] is None):
+        # A bias and what it moves by are to be broadcast alike.
+        i = 3 if dims[3] is None else 7
+        count = operands[10 - i].shape[dims[10 - i]]
+        operands[i] = jnp.broadcast_to(operands[i], (count, *operands[i].shape))
+        dims[i] = 0
+    places = [_QUERY, _KEY, _KEY, *[_FIRST] * biased]
+    places += [*_places(params), _QUERY, _FIRST]
     whole, count = merged(operands, dims, places, params)
     axis = batch_axis(_QUERY, params)
-    return _apart(attention_tangent_p(*whole, **params), axis, count), axis
+    moves = attention_tangent_p(*whole, biased=biased, **params)
+    return _apart(moves, axis, count), axis
 
 
-def _backward(ct: Array, *operands: Array, **params: Any) -> list[Array]:
-    """Gradients by query, key and value; out and lse are functions of those."""
-    primals = operands[:-2]
+def _backward(ct: Array, *operands: Array, biased: bool, **params: Any) -> list[Array]:
+    """Gradients by query, key, value and bias; out and lse are functions of those."""
+    primals, count = operands[:-2], 3 + biased
 
     def f(*moving: Array) -> Array:
-        return _attention(*moving, *primals[3:], **params)[0]
+        return _attention(*moving, *primals[count:], **params)[0]
 
-    return list(jax.vjp(f, *primals[:3])[1](ct))
+    return list(jax.vjp(f, *primals[:count])[1](ct))
 
 
 def _backward_batch(
-    operands: Sequence[Array], dims: Sequence[Any], **params: Any
+    operands: Sequence[Array], dims: Sequence[Any], *, biased: bool, **params: Any
 ) -> tuple[list[Array], list[int]]:
+    operands, dims = list(operands), list(dims)
+    once = False
+    if biased:  # each of the batch has a gradient of its own
+        count = next(
+            x.shape[dim]
+            for x, dim in zip(operands, dims, strict=True)
+            if dim is not None
+        )
+        if dims[4] is None:
+            operands[4] = jnp.broadcast_to(operands[4], (count, *operands[4].shape))
+            dims[4] = 0
+        once = np.delete(operands[4].shape, dims[4])[0] == 1
     places = [_QUERY, *_places(params), _QUERY, _FIRST]
     whole, count = merged(operands, dims, places, params)
-    axes = [batch_axis(place, params) for place in (_QUERY, _KEY, _KEY)]
-    out = attention_backward_p(*whole, **params)
-    return [_apart(x, axis, count) for x, axis in zip(out, axes, strict=True)], axes
+    axes = [batch_axis(place, params) for place in (_QUERY, _KEY, _KEY, _FIRST)]
+    axes = axes[: 3 + biased]
+    out = attention_backward_p(*whole, biased=biased, **params)
+    out = [_apart(x, axis, count) for x, axis in zip(out, axes, strict=True)]
+    if once:
+        out[3] = out[3].sum(axis=1, keepdims=True)
+    return out, axes
 
 
 def names(params: dict[str, Any], rest: Sequence[Any]) -> tuple[str, str, list[str]]:
@@ -318,14 +353,28 @@ def _sharding(query: Any, key: Any, value: Any, *rest: Any, **params: Any) -> st
     return ", ".join([q, k, k, *others]) + f" -> {q}, b k g T"
 
 
-def _tangent_sharding(*avals: Any, **params: Any) -> str:
-    q, k, others = names(params, avals[6:-2])
-    return ", ".join([*[q, k, k] * 2, *others, q, "b k g T"]) + f" -> {q}"
+def _tangent_sharding(*avals: Any, biased: bool, **params: Any) -> str:
+    q, k, others = names(params, avals[6 + biased : -2])
+    first = [q, k, k, *others[:biased]]
+    return ", ".join([*first, q, k, k, *others, q, "b k g T"]) + f" -> {q}"
 
 
-def _backward_sharding(*avals: Any, **params: Any) -> str:
+def _backward_sharding(*avals: Any, biased: bool, **params: Any) -> str:
     q, k, others = names(params, avals[4:-2])
-    return ", ".join([q, q, k, k, *others, q, "b k g T"]) + f" -> {q}, {k}, {k}"
+    results = ", ".join([q, k, k, *others[:biased]])
+    return ", ".join([q, q, k, k, *others, q, "b k g T"]) + f" -> {results}"
+
+
+def _backward_in_parts(
+    total: Any, ct: Array, *operands: Array, biased: bool, **params: Any
+) -> list[Array]:
+    """Keys are shared by all groups, and a bias by what it is broadcast over."""
+    dq, dk, dv, *rest = attention_backward_p(ct, *operands, biased=biased, **params)
+    out = [dq, total(dk, "g"), total(dv, "g")]
+    if biased:
+        over = [a for a, n in zip("bkg", operands[3].shape, strict=False) if n == 1]
+        out.append(total(rest[0], *over) if over else rest[0])
+    return out
 
 
 attention_p: Any = define(
@@ -362,6 +411,7 @@ attention_backward_p: Any = define(
         jvp=jvp_of(_backward),
         batch=_backward_batch,
         sharding=_backward_sharding,
+        in_parts=_backward_in_parts,
         multiple_results=True,
         platforms=("cpu",),
         dtypes=DTYPES,

@@ -161,15 +161,52 @@ def test_gradients(form, dtype):
     close(ours(q, k, v), theirs(q, k, v), 2 * DTYPES[dtype])
 
 
-@pytest.mark.parametrize("shape", [(1, N, T, S), (B, 1, 1, S)])
-def test_gradient_by_a_bias(shape):
+@pytest.mark.parametrize(
+    "shape, dtype",
+    [((1, N, T, S), "float32"), ((B, 1, 1, S), "bfloat16"), ((1, 1, 1, 1), "float32")],
+)
+def test_gradient_by_a_bias(shape, dtype):
     q, k, v, _ = operands()
-    bias = of_scores(*shape)
+    bias = of_scores(*shape, kind=dtype)
     ours, theirs = (
-        jax.grad(functools.partial(loss, f), (0, 1, 2, 3))(q, k, v, bias)
+        jax.jit(jax.grad(functools.partial(loss, f, is_causal=True), (0, 1, 2, 3)))
         for f in (jl.dot_product_attention, jax.nn.dot_product_attention)
     )
-    close(ours, theirs, 3e-6)
+    assert kernels(ours.lower(q, k, v, bias).compile().as_text()) == 2
+    tolerance = 1e-5 if dtype == "float32" else 1e-2
+    close(ours(q, k, v, bias), theirs(q, k, v, bias), tolerance)
+
+
+@pytest.mark.parametrize("dims", [(0, None), (None, 0), (0, 1)])
+@pytest.mark.parametrize("batch", [1, B])
+def test_gradients_by_biases_that_are_mapped(dims, batch):
+    q, k, v, _ = operands(t=9, s=20)
+    bias = of_scores(batch, N, 9, 20)
+    x = [
+        a if d is None else jnp.stack([a, 2 * a, -a], d)
+        for a, d in zip((q, bias), dims, strict=True)
+    ]
+
+    def gradients(attend):
+        def each(q, bias):
+            return jax.grad(functools.partial(loss, attend), 3)(q, k, v, bias)
+
+        def of_all(q, bias):  # what all share has one gradient
+            y = jax.vmap(lambda q, bias: attend(q, k, v, bias), dims)(q, bias)
+            return jnp.sin(y).sum()
+
+        return jax.jit(
+            lambda q, bias: (
+                jax.vmap(each, dims)(q, bias),
+                jax.grad(of_all, 1)(q, bias),
+            )
+        )(*x)
+
+    close(
+        gradients(jl.dot_product_attention),
+        gradients(jax.nn.dot_product_attention),
+        1e-5,
+    )
 
 
 def test_forward_mode_and_second_derivatives():
@@ -281,6 +318,24 @@ def test_sharded_by_batch_and_heads(mesh, form):
     program = jax.jit(f).lower(*spread).compile()
     hlo = program.as_text()
     assert kernels(hlo) == 2 and not collectives(hlo)
+    close(program(*spread), expected, 1e-5)
+
+
+def test_gradients_of_what_devices_share(mesh):
+    q, k, v, ct = operands(b=4, k=1, t=9, s=20)
+    bias = of_scores(1, 1, 9, 20)
+
+    def f(q, k, v, bias, ct):
+        return jax.vjp(jl.dot_product_attention, q, k, v, bias)[1](ct)
+
+    expected = jax.jit(f)(q, k, v, bias, ct)
+    places = (P("a", None, "b"), P("a"), P("a"), P(), P("a", None, "b"))
+    spread = [
+        jax.device_put(x, NamedSharding(mesh, place))
+        for x, place in zip((q, k, v, bias, ct), places, strict=True)
+    ]
+    program = jax.jit(f).lower(*spread).compile()
+    assert kernels(program.as_text()) == 2
     close(program(*spread), expected, 1e-5)
 
 

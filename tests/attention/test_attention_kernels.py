@@ -165,7 +165,10 @@ def expected(c, x):
     dq = einsum("bkgts,bskh->btkgh", ds, k) * c.factor
     dk = einsum("bkgts,btkgh->bskh", ds, q) * c.factor
     dv = einsum("bkgts,btkgh->bskh", p, dy)
-    return y, lse, (dq, dk, dv)
+    if x.bias is None:
+        return y, lse, (dq, dk, dv)
+    lacks = tuple(i for i, n in enumerate(x.bias.shape) if n == 1)
+    return y, lse, (dq, dk, dv, ds.sum(lacks, keepdims=True))
 
 
 def in_blocks(c, *arrays):
@@ -205,11 +208,13 @@ def run(library, c, x, isa, gradient=False):
     if not gradient:
         return placed_back(y, c.place), lse
     out = [np.full_like(a, 7) for a in (q, k, v)]
-    more = [pointer(a) for a in (dy, *out)]
+    dbias = None if x.bias is None else np.full_like(x.bias, 7)
+    more = [pointer(a) for a in (dy, *out, dbias)]
     assert library.attention_gradient(
         ctypes.byref(problem), *given, *more, c.threads, isa
     )
-    return [placed_back(a, c.place) for a in out]
+    out = [placed_back(a, c.place) for a in out]
+    return out if dbias is None else [*out, dbias]
 
 
 def check(found, wanted, tolerance):
@@ -230,7 +235,8 @@ def check_case(library, c, isa):
         return
     found = run(library, c, x, isa, gradient=True)
     for gradient, wanted in zip(found, gradients, strict=True):
-        check(gradient, wanted, 4 * TOLERANCES[c.dtype])
+        dtypes = (c.dtype, gradient.dtype.type)
+        check(gradient, wanted, 4 * max(TOLERANCES[dtype] for dtype in dtypes))
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +303,14 @@ def test_keys_in_blocks(library, isa, form):
         check_case(library, Case(**IN_BLOCKS[form], dtype=dtype, seed=form), isa)
 
 
+@pytest.mark.parametrize("bias", ["", "BKGTS", "KGTS", "TS", "BTS", "GS", "BKG", "KT"])
+def test_gradients_by_biases(library, isa, bias):
+    c = Case(b=3, k=2, g=2, t=150, s=290, h=16, bias=bias, causal=True, threads=3)
+    check_case(library, c, isa)
+    wide = dataclasses.replace(c, b=9, k=1, t=40, s=70, bias_type=BF16, threads=8)
+    check_case(library, wide, isa)
+
+
 @pytest.mark.parametrize("threads", [1, 3, 8])
 def test_parts_of_heads_on_any_number_of_threads(library, isa, threads):
     for shape in ({"t": 600, "s": 70}, {"t": 1, "s": 3000}, {"b": 9, "t": 3, "s": 5}):
@@ -304,7 +318,7 @@ def test_parts_of_heads_on_any_number_of_threads(library, isa, threads):
 
 
 def test_the_same_sums_every_time(library, isa):
-    c = Case(t=700, s=300, h=32, threads=8)
+    c = Case(b=2, t=700, s=300, h=32, bias="S", threads=8)
     x = Operands(c)
     first = run(library, c, x, isa, gradient=True)
     for _ in range(3):

@@ -109,19 +109,23 @@ def test_vmap(dims):
 
 def test_sharded_by_batch_and_heads(mesh):
     q, k, v = operands()
+    q = jnp.concatenate([q, -q])
+    more = jnp.array([[5, 3, 0, 1, 2], [6, 1, 1, 1, 1]], np.int32)
+    tables = jnp.concatenate([jnp.clip(TABLES, 0, BLOCKS - 1), more])
+    lengths = jnp.array([30, 17, 0, 1], np.int32)
 
     def step(q, k, v, tables):
-        k = jl.update_cache(k, q[:, :, :K], LENGTHS, block_tables=tables)
-        return paged(q, k, v, tables, key_value_seq_lengths=LENGTHS + 1)
+        k = jl.update_cache(k, q[:, :, :K], lengths, block_tables=tables)
+        return paged(q, k, v, tables, key_value_seq_lengths=lengths + 1)
 
     places = P("a", None, "b"), P(None, None, "b"), P(None, None, "b"), P("a")
-    x = (q, k, v, jnp.clip(TABLES, 0, BLOCKS - 1))
+    x = (q, k, v, tables)
     expected = step(*x)
     spread = [
         jax.device_put(a, NamedSharding(mesh, p))
         for a, p in zip(x, places, strict=True)
     ]
-    program = jax.jit(lambda *x: paged(*x, key_value_seq_lengths=LENGTHS + 1))
+    program = jax.jit(lambda *x: paged(*x, key_value_seq_lengths=lengths + 1))
     hlo = program.lower(*spread).compile().as_text()
     assert kernels(hlo) == 1 and not collectives(hlo)
     # Blocks that several devices write to are whole on each.

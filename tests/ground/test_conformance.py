@@ -301,7 +301,15 @@ EXAMPLES = {
     ],
     "attention_tangent": [
         Example(
-            partial(attention_tangent_p, **_ATTENTION),
+            partial(attention_tangent_p, biased=True, **_ATTENTION),
+            [_Q, _K, _K, _BIAS, _Q, _K, _K, _BIAS, index(5, 8), _Q, _LSE],
+            [
+                *(_NO_Q, _K, _K, (1, 2, 1, 0, 8)) * 2,
+                *(index(5, 8), _NO_Q, (2, 2, 2, 0)),
+            ],
+        ),
+        Example(
+            partial(attention_tangent_p, biased=False, **_ATTENTION),
             [_Q, _K, _K, _Q, _K, _K, _BIAS, index(5, 8), _Q, _LSE],
             [
                 _NO_Q,
@@ -315,17 +323,23 @@ EXAMPLES = {
                 _NO_Q,
                 (2, 2, 2, 0),
             ],
-        )
+        ),
     ],
     "attention_backward": [
         Example(
-            partial(attention_backward_p, **_ATTENTION),
+            partial(attention_backward_p, biased=True, **_ATTENTION),
             [_Q, _Q, _K, _K, _BIAS, index(5, 8), _Q, _LSE],
             [_NO_Q, _NO_Q, _K, _K, (1, 2, 1, 0, 8), index(5, 8), _NO_Q, (2, 2, 2, 0)],
             kernel=False,
         ),
         Example(
-            partial(attention_backward_p, **_HEADS_FIRST),
+            partial(attention_backward_p, biased=False, **_ATTENTION),
+            [_Q, _Q, _K, _K, _BIAS, index(5, 8), _Q, _LSE],
+            [_NO_Q, _NO_Q, _K, _K, (1, 2, 1, 0, 8), index(5, 8), _NO_Q, (2, 2, 2, 0)],
+            kernel=False,
+        ),
+        Example(
+            partial(attention_backward_p, biased=False, **_HEADS_FIRST),
             [_QH, _QH, _KH, _KH, _MASK, index(6, 3), _QH, _LSE],
             [
                 _NO_QH,

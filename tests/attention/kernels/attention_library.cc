@@ -69,13 +69,14 @@ int attention_gradient(const Problem* given, const void* q, const void* k,
                        const void* v, const void* bias, const uint8_t* mask,
                        const int32_t* query_lengths, const int32_t* key_lengths,
                        void* y, float* lse, const void* dy, void* dq, void* dk,
-                       void* dv, int threads, int isa) {
+                       void* dv, void* dbias, int threads, int isa) {
   const AttentionGradientBuffers buffers = {
       {q, k, v, bias, mask, query_lengths, key_lengths, y, lse},
       dy,
       dq,
       dk,
-      dv};
+      dv,
+      dbias};
   const Threads executor(threads);
   return AttentionGradient(ProblemOf(given), buffers, executor, kIsas[isa])
       .ok();
