@@ -98,7 +98,8 @@ class Op:
       in_parts: `in_parts(total, *operands, **params)`: the result on devices that
         each hold a part of an axis that some result lacks. `total(value)` sums over
         the devices along all axes that every result lacks, `total(value, *names)`
-        along those named. Left out, the results of each are so summed.
+        along those named, and `by(value, axes)` may be another collective than
+        `lax.psum`. Left out, the results of each are so summed.
       multiple_results: whether the operator returns a sequence.
       platforms: jax's names of the platforms that `kernel` is asked for.
       dtypes: names of the dtypes of the first result that kernels can make; others
@@ -503,9 +504,9 @@ def _partitioned(
             name not in names for name in placed for names in result_axes
         )
 
-        def total(value: Any, *names: str) -> Any:
+        def total(value: Any, *names: str, by: Any = lax.psum) -> Any:
             axes = [axis for name in names or reduced for axis in placed.get(name, ())]
-            return lax.psum(value, tuple(axes)) if axes else value
+            return by(value, tuple(axes)) if axes else value
 
         def body(*operands: Array) -> Any:
             # What a device computes is placed already, whatever mesh is current.

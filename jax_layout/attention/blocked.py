@@ -330,20 +330,22 @@ def _backward_batch(
 def names(params: dict[str, Any], rest: Sequence[Any]) -> tuple[str, str, list[str]]:
     """The axes of the query, of the key, and of what follows the value.
 
-    Rows of queries and keys stay whole; heads and the batch do not meet.
+    Queries stay whole, and keys where an order counts from the first; heads and the
+    batch do not meet.
     """
+    s = "S" if params["causal"] or params["window"] != (-1, -1) else "s"
     query = [""] * 5
     for name, axis in zip("bTkgH", params["q_axes"], strict=True):
         query[axis] = name
     key = [""] * 4
-    for name, axis in zip("bSkH", params["k_axes"], strict=True):
+    for name, axis in zip(f"b{s}kH", params["k_axes"], strict=True):
         key[axis] = name
     others = []
     for i, x in enumerate(rest):
         if x.ndim == 1:
             others.append("b")
             continue
-        every = zip("bkgTS", x.shape, strict=True)
+        every = zip(f"bkgT{s}", x.shape, strict=True)
         others.append(" ".join(f"U{i}{name}" if n == 1 else name for name, n in every))
     return " ".join(query), " ".join(key), others
 
@@ -365,16 +367,53 @@ def _backward_sharding(*avals: Any, biased: bool, **params: Any) -> str:
     return ", ".join([q, q, k, k, *others, q, "b k g T"]) + f" -> {results}"
 
 
+def _own(total: Any, operands: Sequence[Array], params: dict[str, Any]) -> list[Array]:
+    """Operands with the lengths of the keys that a device has."""
+    own, at = list(operands), 2 + sum(params["has"])
+    if params["has"][3]:
+        count = operands[1].shape[params["k_axes"][1]]
+
+        def behind(lengths: Array, axes: tuple[str, ...]) -> Array:
+            return lengths - count * lax.axis_index(axes)
+
+        own[at] = total(own[at], "s", by=behind)
+    return own
+
+
+def _in_parts(total: Any, *operands: Array, **params: Any) -> list[Array]:
+    """Results of parts of the keys, by the shares of their sums."""
+    out, lse = attention_p(*_own(total, operands, params), **params)
+    most = total(lse, by=lax.pmax)
+    powers = jnp.exp(lse - most)
+    sums = total(powers)
+    whole = total(out.astype(lse.dtype) * _as_query(powers / sums, params))
+    return [whole.astype(out.dtype), most + jnp.log(sums)]
+
+
+def _as_query(of_rows: Array, params: dict[str, Any]) -> Array:
+    """Numbers by batch, heads, groups and queries, to be multiplied with a query."""
+    rows = of_rows.transpose(0, 3, 1, 2)[..., None]
+    return rows.transpose(np.argsort(params["q_axes"]))
+
+
 def _backward_in_parts(
     total: Any, ct: Array, *operands: Array, biased: bool, **params: Any
 ) -> list[Array]:
-    """Keys are shared by all groups, and a bias by what it is broadcast over."""
-    dq, dk, dv, *rest = attention_backward_p(ct, *operands, biased=biased, **params)
-    out = [dq, total(dk, "g"), total(dv, "g")]
+    """Sums over what devices share: keys all groups, queries all keys."""
+    own = _own(total, operands, params)
+    # What sees nothing is the mean of all values, of which this device has some.
+    share = jnp.where(own[-1] <= _HIDDEN, 1 / total(1, "s"), 1.0)
+    ct = (ct * _as_query(share, params)).astype(ct.dtype)
+    out = attention_backward_p(ct, *own, biased=biased, **params)
+    shared = ["s", "g", "g"]
     if biased:
-        over = [a for a, n in zip("bkg", operands[3].shape, strict=False) if n == 1]
-        out.append(total(rest[0], *over) if over else rest[0])
-    return out
+        sizes = zip("bkgTs", operands[3].shape, strict=True)
+        shared.append("".join(name for name, n in sizes if n == 1))
+    wide = [x.astype(jnp.promote_types(x.dtype, np.float32)) for x in out]
+    return [
+        total(x, *over).astype(y.dtype) if over else y
+        for x, y, over in zip(wide, out, shared, strict=True)
+    ]
 
 
 attention_p: Any = define(
@@ -385,6 +424,7 @@ attention_p: Any = define(
         jvp=_jvp,
         batch=_batch,
         sharding=_sharding,
+        in_parts=_in_parts,
         multiple_results=True,
         platforms=("cpu",),
         dtypes=DTYPES,

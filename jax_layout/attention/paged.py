@@ -109,7 +109,8 @@ def _attention_sharding(
     query: Any, key: Any, value: Any, *rest: Any, **params: Any
 ) -> str:
     q, k, others = names(params, rest[:-1])
-    blocks = " ".join({"b": "P", "S": "R"}.get(name, name) for name in k.split())
+    blocks = " ".join({"b": "P", "s": "R", "S": "R"}.get(n, n) for n in k.split())
+    others = [" ".join("S" if n == "s" else n for n in x.split()) for x in others]
     operands = [q, blocks, blocks, *others, "b M"]
     return ", ".join(operands) + f" -> {q}, b k g T"
 

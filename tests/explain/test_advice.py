@@ -271,7 +271,7 @@ def test_copied_to_update():
     cache, new, at = (2, 128, 4, 16), (2, 1, 4, 16), jnp.array([3, 5], "int32")
 
     def slice_of(c, n):
-        return lax.dynamic_update_slice(c, n, (0, at[0], 0, 0))
+        return lax.dynamic_update_slice_in_dim(c, n, at[0], 1)
 
     def scattered(c, n):
         return c.at[jnp.arange(2), at].set(n[:, 0])
