@@ -308,32 +308,10 @@ EXAMPLES = {
                 *(index(5, 8), _NO_Q, (2, 2, 2, 0)),
             ],
         ),
-        Example(
-            partial(attention_tangent_p, biased=False, **_ATTENTION),
-            [_Q, _K, _K, _Q, _K, _K, _BIAS, index(5, 8), _Q, _LSE],
-            [
-                _NO_Q,
-                _K,
-                _K,
-                _NO_Q,
-                _K,
-                _K,
-                (1, 2, 1, 0, 8),
-                index(5, 8),
-                _NO_Q,
-                (2, 2, 2, 0),
-            ],
-        ),
     ],
     "attention_backward": [
         Example(
             partial(attention_backward_p, biased=True, **_ATTENTION),
-            [_Q, _Q, _K, _K, _BIAS, index(5, 8), _Q, _LSE],
-            [_NO_Q, _NO_Q, _K, _K, (1, 2, 1, 0, 8), index(5, 8), _NO_Q, (2, 2, 2, 0)],
-            kernel=False,
-        ),
-        Example(
-            partial(attention_backward_p, biased=False, **_ATTENTION),
             [_Q, _Q, _K, _K, _BIAS, index(5, 8), _Q, _LSE],
             [_NO_Q, _NO_Q, _K, _K, (1, 2, 1, 0, 8), index(5, 8), _NO_Q, (2, 2, 2, 0)],
             kernel=False,
@@ -377,11 +355,10 @@ EXAMPLES = {
     ],
     "update_paged_cache": [
         Example(
-            partial(update_paged_cache_p, axis=axis, strict=False),
-            [_POOL, (2, *of_new), index(3, 6), index([0, 4], [3, 7])],
-            [(5, *none), (2, *of_new), index(3, 6), index([0, 4], [3, 7])],
+            partial(update_paged_cache_p, axis=2, strict=False),
+            [_POOL, (2, 4, 3, 4), index(1, 2), index([0, 4], [3, 7])],
+            [(5, 4, 0, 4), (2, 4, 3, 4), index(1, 2), index([0, 4], [3, 7])],
         )
-        for axis, of_new, none in ((1, (3, 2, 4), (0, 2, 4)), (2, (4, 3, 4), (4, 0, 4)))
     ],
     "geam": [
         Example(
