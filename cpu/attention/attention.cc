@@ -148,26 +148,29 @@ void Join(const PartsOfSums& sums, const Executor& executor,
 }
 
 // The gradient of a bias. Tasks that run at the same time and have sums of the
-// same scores add to parts of their own, `joined` of each; where the bias is
-// the same for all of the batch, `lanes` of it run at a time.
+// same elements add to parts of their own; where the bias is the same for all
+// of the batch, `lanes` of it run at a time.
 struct BiasParts {
   bool of_batch, of_head;
-  int64_t lanes, cuts, kept, joined, size;
+  int64_t lanes, cuts, kept, parts, floats, joined, size;
   std::unique_ptr<float[]> memory;
   float* sums;
 
   BiasParts(const AttentionProblem& p, int64_t cuts_of_head, int64_t threads,
             void* gradient)
       : of_batch(p.bias.batch != 0), of_head(p.bias.head != 0) {
-    const bool apart = (p.bias.group != 0 || p.groups == 1) &&
-                       (p.bias.query != 0 || p.queries == 1);
-    cuts = apart ? 1 : cuts_of_head;
+    const BiasSums of_task(p);
+    cuts = of_task.query != 0 ? 1 : cuts_of_head;
     lanes = of_batch ? p.batch
                      : std::clamp<int64_t>(CeilDiv(2 * threads, p.heads), 1,
                                            p.batch);
     kept = (of_batch ? p.batch : 1) * (of_head ? p.heads : 1);
-    joined = (of_batch ? 1 : lanes) * (of_head ? 1 : p.heads) * cuts;
-    size = BiasSums(p).size;
+    parts = (of_batch ? 1 : lanes) * (of_head ? 1 : p.heads) * cuts;
+    floats = of_task.size;
+    // What is added up: parts, and the groups of each if the bias has none.
+    const bool by_group = of_task.group != 0 && p.bias.group == 0;
+    joined = parts * (by_group ? p.groups : 1);
+    size = floats * parts / joined;
     if (joined == 1 && p.bias.type == DType::kF32) {
       sums = static_cast<float*>(gradient);
       std::fill_n(sums, kept * size, 0.f);
@@ -183,7 +186,7 @@ struct BiasParts {
     int64_t& by_head = of_head ? to : at;
     by_head = by_head * p.heads + part.head;
     at = at * cuts + (cuts == 1 ? 0 : part.cut);
-    return sums + (to * joined + at) * size;
+    return sums + (to * parts + at) * floats;
   }
 
   void Finish(DType type, void* gradient, const Executor& executor,

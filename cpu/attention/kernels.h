@@ -103,7 +103,9 @@ inline QueryBlock BlockAt(const AttentionProblem& p, int64_t block, int64_t i) {
 }
 
 // Where sums over scores are that a bias's gradient is: an element for each of
-// the axes group, query and key that the bias has.
+// the axes query and key that the bias has. Groups have some of their own where
+// either they or queries have in the bias, so that tasks of different queries
+// need no more.
 struct BiasSums {
   int64_t group, query, key, size;
 
@@ -112,7 +114,7 @@ struct BiasSums {
     size = key == 0 ? 1 : p.keys;
     query = p.bias.query == 0 ? 0 : size;
     size *= query == 0 ? 1 : p.queries;
-    group = p.bias.group == 0 ? 0 : size;
+    group = p.bias.group == 0 && p.bias.query == 0 ? 0 : size;
     size *= group == 0 ? 1 : p.groups;
   }
 };
