@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -484,19 +485,27 @@ def _partitioned(
     every = dict.fromkeys(n for side in sides for names in side for n in names)
     whole = [name for name in every if name.isupper()]
     reduced = [name for name in every if name not in kept and name not in whole]
+    everywhere = kept.intersection(*result_axes)
 
     def partition(mesh: Any, args: Any, result: Any) -> Any:
         results = list(result) if op.multiple_results else [result]
+
+        def spread(names: list[str], value: Any) -> Iterator[tuple[str, Any]]:
+            for name, axes, size in zip(names, _spec(value), value.shape, strict=True):
+                # A device without a full part has anything there, to be summed.
+                even = size % math.prod(mesh.shape[axis] for axis in axes) == 0
+                if axes and name not in whole and (even or name in everywhere):
+                    yield name, axes
+
         # Each axis follows the result's axis of its name.
         placed: dict[str, Any] = {}
         for names, value in zip(result_axes, results, strict=True):
-            axes_of = zip(names, _spec(value), strict=True)
-            placed |= {n: a for n, a in axes_of if a and n not in whole}
+            placed |= dict(spread(names, value))
         # An axis that the result lacks may stay sharded, and be summed over, as
         # long as its mesh axes are not in use.
         used = {axis for axes in placed.values() for axis in axes}
         for names, value in zip(operand_axes, args, strict=True):
-            for name, axes in zip(names, _spec(value), strict=True):
+            for name, axes in spread(names, value):
                 if name in reduced and name not in placed and not used & set(axes):
                     placed[name] = axes
                     used |= set(axes)

@@ -339,6 +339,19 @@ def test_gradients_of_what_devices_share(mesh):
     close(program(*spread), expected, 1e-5)
 
 
+@pytest.mark.parametrize("mesh", [AxisType.Auto], indirect=True)
+def test_keys_that_devices_cannot_share_evenly(mesh):
+    q, k, v, _ = operands(t=9, s=42)
+
+    def f(q, k, v):
+        there = NamedSharding(mesh, P(None, "a"))
+        k, v = (jax.lax.with_sharding_constraint(2 * x, there) for x in (k, v))
+        return jl.dot_product_attention(q, k, v)
+
+    expected = jl.dot_product_attention(q, 2 * k, 2 * v)
+    close(jax.jit(f)(q, k, v), expected, 1e-5)
+
+
 # Along axes that are explicit, jax's own function is ambiguous.
 @pytest.mark.parametrize("mesh", [AxisType.Auto], indirect=True)
 @pytest.mark.parametrize("form", ["plain", "lengths", "bias", "mask"])
