@@ -50,15 +50,25 @@ int64_t FloatsFew(const AttentionProblem& p) {
   return kFewQueries * (UpTo(p.features, V::kLanes) + kStripLd);
 }
 
+// Where the keys of a strip lie: one after another, or listed.
+struct EveryRow {
+  int64_t first, ld;
+  int64_t At(int64_t i) const { return first + i * ld; }
+};
+struct ListedRows {
+  const int64_t* at;
+  int64_t At(int64_t i) const { return at[i]; }
+};
+
 // Asks memory for rows a line at a time, in the order in which they lie, as it
 // and the processor's own prefetching like it best.
-template <class T>
+template <class T, class R>
 class Ahead {
  public:
-  Ahead(const T* first, const int64_t* rows, int64_t count, int64_t elements)
+  Ahead(const T* first, const R& rows, int64_t count, int64_t elements)
       : first_(first),
         rows_(rows),
-        end_(rows + count),
+        count_(count),
         lines_((elements * static_cast<int64_t>(sizeof(T)) + 63) / 64) {
     Next();
   }
@@ -74,23 +84,23 @@ class Ahead {
 
  private:
   JAX_LAYOUT_INLINE void Next() {
-    if (rows_ == end_) return;
-    at_ = reinterpret_cast<const char*>(first_ + *rows_++);
+    if (row_ == count_) return;
+    at_ = reinterpret_cast<const char*>(first_ + rows_.At(row_++));
     left_ = lines_;
   }
 
   const T* first_;
-  const int64_t *rows_, *end_;
-  int64_t lines_, left_ = 0;
+  R rows_;
+  int64_t count_, lines_, row_ = 0, left_ = 0;
   const char* at_ = nullptr;
 };
 
 // Products of kRows queries with the keys of a strip: kLanes sums at a time,
 // which a transposition adds up.
-template <class V, class T, int kRows>
-void FewScores(const float* q, int64_t wide, const T* k, const int64_t* rows,
-               int64_t count, int64_t features, Ahead<T>* ahead, int64_t lines,
-               float* scores) {
+template <class V, class T, int kRows, class R>
+void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
+               int64_t count, int64_t features, Ahead<T, R>* ahead,
+               int64_t lines, float* scores) {
   using Reg = typename V::Reg;
   constexpr int kLanes = V::kLanes, kKeysAtOnce = kLanes / kRows;
   const int64_t whole = features / kLanes * kLanes;
@@ -100,7 +110,7 @@ void FewScores(const float* q, int64_t wide, const T* k, const int64_t* rows,
     Reg sum[kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kKeysAtOnce; ++i) {
-      row[i] = k + rows[Least(j + i, count - 1)];
+      row[i] = k + rows.At(Least(j + i, count - 1));
     }
     ahead->Ask(lines * kKeysAtOnce);
 #pragma GCC unroll 16
@@ -147,9 +157,9 @@ void FewScores(const float* q, int64_t wide, const T* k, const int64_t* rows,
 }
 
 // Sums of values by the powers of kRows queries, for kVectors of features.
-template <class V, class T, int kRows, int kVectors>
-void FewValues(const float* powers, const T* v, const int64_t* rows,
-               int64_t count, int tail, const float* factors, Ahead<T>* ahead,
+template <class V, class T, int kRows, int kVectors, class R>
+void FewValues(const float* powers, const T* v, const R& rows, int64_t count,
+               int tail, const float* factors, Ahead<T, R>* ahead,
                int64_t lines, float* sums, int64_t wide) {
   using Reg = typename V::Reg;
   constexpr int kLanes = V::kLanes;
@@ -162,7 +172,7 @@ void FewValues(const float* powers, const T* v, const int64_t* rows,
     }
   }
   for (int64_t j = 0; j < count; ++j) {
-    const T* row = v + rows[j];
+    const T* row = v + rows.At(j);
     ahead->Ask(lines);
     Reg left[kRows];
 #pragma GCC unroll 4
@@ -186,11 +196,11 @@ void FewValues(const float* powers, const T* v, const int64_t* rows,
 
 // The same for all features, by as many vectors as there are registers for, and
 // then by half as many, until all are done.
-template <class V, class T, int kRows, int kVectors>
-void FewValuesFrom(int64_t j, const float* powers, const T* v,
-                   const int64_t* rows, int64_t count, int64_t features,
-                   const float* factors, Ahead<T>* ahead, int64_t lines,
-                   float* sums, int64_t wide) {
+template <class V, class T, int kRows, int kVectors, class R>
+void FewValuesFrom(int64_t j, const float* powers, const T* v, const R& rows,
+                   int64_t count, int64_t features, const float* factors,
+                   Ahead<T, R>* ahead, int64_t lines, float* sums,
+                   int64_t wide) {
   constexpr int kLanes = V::kLanes;
   for (; features - j > (kVectors - 1) * kLanes; j += kVectors * kLanes) {
     const int64_t last = features - j - (kVectors - 1) * kLanes;
@@ -286,20 +296,10 @@ void FewOf(const AttentionFewTask& task) {
   // Passes over a strip, in which the next is asked for.
   const int64_t passes = task.heads * ((rows + 3) / 4);
   const int64_t elements = (task.heads - 1) * p.k.head + features;
-  // Where the keys of a strip lie, and those of the next.
-  int64_t rows_at[2][kStrip];
-  const auto find = [&](int64_t first, int64_t n, int64_t* to) {
-    for (int64_t i = 0; i < n; ++i) to[i] = key_rows.At(first + i);
-  };
-  find(begin, Least(strip, end - begin), rows_at[0]);
-  for (int64_t k0 = begin; k0 < end; k0 += strip) {
-    const int64_t count = Least(strip, end - k0);
-    const int64_t next = Least(strip, end - k0 - count);
-    const int64_t turn = (k0 - begin) / strip % 2;
-    const int64_t* now = rows_at[turn];
-    find(k0 + count, next, rows_at[1 - turn]);
-    Ahead<T> values(v, now, count, elements);
-    Ahead<T> keys(k, rows_at[1 - turn], next, elements);
+  const auto sum = [&](int64_t k0, int64_t count, const auto& now, int64_t next,
+                       const auto& then) {
+    Ahead values(v, now, count, elements);
+    Ahead keys(k, then, next, elements);
     const int64_t lines = values.lines_of_row() / passes + 1;
     for (int64_t i = 0; i < task.heads; ++i) {
       const float* q = task.memory + i * head_floats;
@@ -322,6 +322,25 @@ void FewOf(const AttentionFewTask& task) {
             0, scores + r * kStripLd, v + i * p.v.head, now, count, features,
             factors + r, &keys, lines, part + r * at.wide, at.wide);
       });
+    }
+  };
+  // Where the keys of a strip lie, and those of the next.
+  int64_t listed[2][kStrip];
+  const auto list = [&](int64_t first, int64_t n, int64_t* to) {
+    for (int64_t i = 0; i < n; ++i) to[i] = key_rows.At(first + i);
+  };
+  if (key_rows.in_blocks()) list(begin, Least(strip, end - begin), listed[0]);
+  for (int64_t k0 = begin, turn = 0; k0 < end; k0 += strip, turn = 1 - turn) {
+    const int64_t count = Least(strip, end - k0), k1 = k0 + count;
+    const int64_t next = Least(strip, end - k1);
+    if (key_rows.in_blocks()) {
+      list(k1, next, listed[1 - turn]);
+      sum(k0, count, ListedRows{listed[turn]}, next,
+          ListedRows{listed[1 - turn]});
+    } else {
+      const int64_t ld = key_rows.row();
+      sum(k0, count, EveryRow{key_rows.At(k0), ld}, next,
+          EveryRow{key_rows.At(k1), ld});
     }
   }
 }
