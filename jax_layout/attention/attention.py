@@ -166,8 +166,8 @@ def dot_product_attention(
     lse: Any  # None where it is not asked for
     keys: Any = key
     if tables is not None:
-        axes = [key_value_order.index(letter) for letter in "BT"]
-        find = functools.partial(gathered, tables=tables, axis=axes[0], row=axes[1])
+        block, row = (key_value_order.index(letter) for letter in "BT")
+        find = functools.partial(gathered, tables=tables, axis=block, row=row)
         keys = jax.eval_shape(find, key)
     if implementation is None and _ours(query, keys, bias, scale, seen):
         scale = 1 / math.sqrt(query.shape[order.index("H")]) if scale is None else scale
