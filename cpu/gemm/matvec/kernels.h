@@ -12,7 +12,7 @@
 namespace jax_layout {
 
 // Results of a block at most: their sums stay in L1.
-constexpr int64_t kMatvecCount = 1024;
+constexpr int64_t kMatvecCount = 4096;
 
 // `count` results, each the sum over k of matrix[i, k] * x[k].
 struct MatvecBlock {
@@ -38,12 +38,15 @@ MatvecFunction MatvecNeon;
 
 namespace {
 
-// Asks for the line of row `rows` further down, which is needed once this row
-// is done: far enough ahead for memory, and right for every ld.
-template <class T>
-JAX_LAYOUT_INLINE void PrefetchRow(const T* p, int64_t ld, int64_t j) {
-  if (j * sizeof(T) % 64 == 0) {
-    __builtin_prefetch(p + ld + j);
+// Asks for kCount elements, whole lines of the row `ld` further on, which is
+// needed once this row is done: far enough ahead for memory, and right for
+// every ld.
+template <class T, int kCount>
+JAX_LAYOUT_INLINE void PrefetchRow(const T* p, int64_t ld) {
+  const char* const next = reinterpret_cast<const char*>(p + ld);
+#pragma GCC unroll 4
+  for (int at = 0; at < static_cast<int>(kCount * sizeof(T)); at += 64) {
+    __builtin_prefetch(next + at);
   }
 }
 
@@ -62,8 +65,7 @@ JAX_LAYOUT_INLINE void DotRows(const T* row, int64_t ld, const float* x,
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const T* p = row + r * ld;
-      PrefetchRow(p, kRows * ld, j);
-      PrefetchRow(p, kRows * ld, j + kLanes);
+      PrefetchRow<T, 2 * kLanes>(p + j, kRows * ld);
       sum[r][0] = sum[r][0] + x0 * V::Load(p + j);
       sum[r][1] = sum[r][1] + x1 * V::Load(p + j + kLanes);
     }
@@ -105,18 +107,20 @@ JAX_LAYOUT_INLINE void AddRows(const T* row, int64_t ld, const float* x,
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) factor[r] = V::Set(x[r]);
   int64_t j = 0;
-  for (; j + kLanes <= count; j += kLanes) {
-    Reg sum = V::Load(z + j);
+  for (; j + 2 * kLanes <= count; j += 2 * kLanes) {
+    Reg sum0 = V::Load(z + j), sum1 = V::Load(z + j + kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const T* p = row + r * ld;
-      PrefetchRow(p, kRows * ld, j);
-      sum = sum + factor[r] * V::Load(p + j);
+      const T* p = row + r * ld + j;
+      PrefetchRow<T, 2 * kLanes>(p, kRows * ld);
+      sum0 = sum0 + factor[r] * V::Load(p);
+      sum1 = sum1 + factor[r] * V::Load(p + kLanes);
     }
-    V::Store(z + j, sum);
+    V::Store(z + j, sum0);
+    V::Store(z + j + kLanes, sum1);
   }
-  if (j < count) {
-    const int n = static_cast<int>(count - j);
+  for (; j < count; j += kLanes) {
+    const int n = static_cast<int>(count - j < kLanes ? count - j : kLanes);
     Reg sum = V::Load(z + j);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
