@@ -177,11 +177,11 @@ def show_products(report: Report, console: Console) -> None:
             samples = [case.sample(family, False) for family in families]
             speeds = [_flops(case, sample) if sample else "-" for sample in samples]
             ratios = [_ratio(case.speedup(peer, False)) for peer in peers]
-            ours = case.sample("ours", False)
-            share = case.share(ours) if ours else None
+            mine = case.sample("ours", False)
+            share = case.share(mine) if mine else None
             shares = [f"{100 * share:.0f}" if share else "-"] if swept else []
-            texts = (case.name, _short(case.config["dtype"]), *speeds, *ratios)
-            grid.add_row(*texts, *shares)
+            row = case.name, _short(case.config["dtype"])
+            grid.add_row(*row, *speeds, *ratios, *shares)
         console.print(grid)
     unit = "us: microseconds"
     if any(case.flops >= _FEW_FLOPS for case in report.cases):

@@ -164,7 +164,7 @@ OPERATORS = (
 
 def _jax_functions(
     operator: Operator, format: jl.MemoryFormat, gradient: bool
-) -> dict[str, Callable[..., Any]]:
+) -> dict[str, Any]:
     channel = format.axes(1)[0]
 
     def ours(x: Any, *parameters: Any) -> Any:
