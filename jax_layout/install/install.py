@@ -195,9 +195,10 @@ def _with_attention(name: str, jaxpr: Any, platform: str, for_export: bool) -> A
     if for_export and not state.exports:
         return jaxpr
     program, calls = attention.with_calls(jaxpr)
+    log = Program(state.record, state.verbose)
     for call in calls:
         arrays = ", ".join(v.aval.str_short() for v in call.invars[:3])
-        state.record._add(Lowered(name, "dot_general", arrays, call.primitive.name))
+        log.add(Lowered(name, "dot_general", arrays, call.primitive.name))
     return program
 
 
