@@ -156,7 +156,7 @@ class Call:
 
     def leaves(self) -> list[Any]:
         """The variables that biases and masks are computed from."""
-        thin = [each[0] for each in (*self.biases, *self.masks)]
+        thin = [bias for bias, _ in self.biases] + [mask for mask, *_ in self.masks]
         return list(dict.fromkeys(leaf for each in thin for leaf in each.leaves))
 
 
@@ -291,7 +291,7 @@ def _causal(value: Any, axes: Sequence[Any], attention: Attention) -> str | None
     square = value.reshape([n for n in value.shape if n != 1])
     if axes[0] == attention.over:
         square = square.T
-    return rows if (square == np.tri(*square.shape, dtype=bool)).all() else None
+    return rows if (square == np.tril(np.ones(square.shape, bool))).all() else None
 
 
 def _parts(thin: Thin, names: Names) -> list[tuple[Thin, Names, bool]]:

@@ -166,7 +166,7 @@ class Finder:
             if len(other.terms) != 1:
                 raise Unknown
             ((powers, factor),) = other.terms.items()
-            inverse = {tuple(-n for n in powers): 1 / factor}
+            inverse: Any = {tuple(-n for n in powers): 1 / factor}
             other = dataclasses.replace(other, terms=inverse)
             return self._multiplied(eqn, (one, other))
         number = self._number(eqn.invars[1])
@@ -354,7 +354,8 @@ class Finder:
         sides = letters_of_sides(dot)
         pairs = zip(scores.names, value.names, strict=True)
         known = {letter: name or value.over for letter, name in pairs if letter}
-        at = next((i for i in (0, 1) if value.over in map(known.get, sides[i])), 0)
+        keys = {letter for letter, name in known.items() if name == value.over}
+        at = 0 if keys & set(sides[0]) else 1
         theirs = {letter: known[letter] for letter in sides[at] if letter in known}
         attention = _attention(value, None, theirs, dot.invars[at], sides[at])
         self.attentions[value.core] = attention
