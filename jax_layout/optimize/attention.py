@@ -431,7 +431,7 @@ def _backward(attention: Attention, call: Call, kept: Sequence[Any]) -> list[Equ
 
     def backward(ct: Array, *kept: Array) -> list[Any]:
         ct = _merged(lax.convert_element_type(ct, kept[0].dtype), names, _Q, call)
-        moved = attention_backward_p(ct, *kept, **call.params)
+        moved = attention_backward_p(ct, *kept, **call.params, biased=False)
         return [
             lax.convert_element_type(
                 _apart(moved[i], result, _K if i else _Q, call),
@@ -509,9 +509,8 @@ def attention(eqn: Equation, formats: Formats) -> Step:
             wanted[i] = order
         params[name] = tuple(order.axes(axis)[0] for axis in axes)
         orders.append(order)
-    given = (
-        [orders[0], row_major(4)] if not backward else [orders[0], orders[1], orders[1]]
-    )
+    given = [orders[0], *orders[1:] * 2] if backward else orders[:1]
+    given += [row_major(v.aval.ndim) for v in eqn.outvars[len(given) :]]
     return Step(wanted, given, lambda *operands: _compat.bind(eqn, operands, **params))
 
 
