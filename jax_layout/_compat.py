@@ -105,20 +105,61 @@ def is_annotated(ctx: mlir.LoweringRuleContext) -> bool:
     return bool(equation and (equation.compute_type or equation.xla_metadata))
 
 
-@contextlib.contextmanager
-def watch_lowerings(call: Callable[[str, Any], None]) -> Iterator[None]:
-    """Inside, call(name, closed jaxpr) is called for each program that is lowered."""
+@functools.cache
+def _at_programs() -> tuple[list[Any], list[Any]]:
+    """What is called with each program that is lowered, and what rewrites it."""
     original: Any = lowerings.lower_jaxpr_to_module
+    watchers: list[Callable[[str, Any], None]] = []
+    rewriters: list[Callable[[str, Any, Mapping[str, Any]], Any]] = []
 
     def lower(name: str, jaxpr: Any, **options: Any) -> Any:
-        call(name, jaxpr)
+        for call in tuple(watchers):
+            call(name, jaxpr)
+        for rewrite in rewriters:
+            jaxpr = rewrite(name, jaxpr, options)
         return original(name, jaxpr, **options)
 
     lowerings.lower_jaxpr_to_module = lower  # type: ignore[assignment]
+    return watchers, rewriters
+
+
+@contextlib.contextmanager
+def watch_lowerings(call: Callable[[str, Any], None]) -> Iterator[None]:
+    """Inside, call(name, closed jaxpr) is called for each program that is lowered."""
+    watchers, _ = _at_programs()
+    watchers.append(call)
     try:
         yield
     finally:
-        lowerings.lower_jaxpr_to_module = original
+        watchers.remove(call)
+
+
+def rewrite_programs(rewrite: Callable[[str, Any, str, bool], Any]) -> None:
+    """Has programs be lowered as another says that computes the same.
+
+    Args:
+      rewrite: `rewrite(name, closed jaxpr, platform, for_export)` -> closed jaxpr. It
+        is asked of programs for one device of one platform, without effects.
+    """
+
+    def ask(name: str, jaxpr: Any, options: Mapping[str, Any]) -> Any:
+        context, platforms = options["axis_context"], options["platforms"]
+        alone = (
+            isinstance(context, sharding_impls.ShardingContext)
+            and context.num_devices == len(platforms) == 1
+            and not options.get("num_const_args")
+        )
+        if not alone or jaxpr.effects:
+            return jaxpr
+        for_export = options["lowering_parameters"].for_export
+        return rewrite(name, jaxpr, platforms[0], for_export)
+
+    _at_programs()[1].append(ask)
+
+
+def says_where(eqn: Any) -> bool:
+    """Whether an equation says where it runs, or what XLA is to know of it."""
+    return bool(eqn.ctx.compute_type or eqn.ctx.xla_metadata)
 
 
 def inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:

@@ -15,11 +15,10 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_layout import _backends, choices
-from jax_layout.attention.blocked import DTYPES, attention_p, work_of
+from jax_layout.attention.blocked import DTYPES, MOST_FEATURES, attention_p, work_of
 from jax_layout.attention.paged import check_tables, gathered, paged_attention_p
 from jax_layout.plain import jnp, lax, nn
 
-_MOST_FEATURES = 256
 _LETTERS = "BTNH"
 
 
@@ -315,7 +314,7 @@ def _ours(
     """Whether there may be a kernel, here and for these operands."""
     return (
         query.dtype.name in DTYPES
-        and query.shape[-1] <= _MOST_FEATURES
+        and query.shape[-1] <= MOST_FEATURES
         and seen["q_axes"][4] == 4
         and seen["k_axes"][3] == 3
         and min(*query.shape, *key.shape) > 0

@@ -21,6 +21,7 @@ from jax_layout.op import Kernel, Op, define, jvp_of
 from jax_layout.plain import jnp, lax, nn
 
 DTYPES = ("float32", "bfloat16", "float16")
+MOST_FEATURES = 256
 
 
 def work_of(query: Any, key: Any, params: dict[str, Any], suffix: str = "") -> Work:

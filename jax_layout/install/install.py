@@ -20,8 +20,8 @@ import numpy as np
 from jax.extend.core import primitives
 
 from jax_layout import _backends, _compat, choices
-from jax_layout.install import products, rules
-from jax_layout.install.record import Record
+from jax_layout.install import attention, products, rules
+from jax_layout.install.record import Lowered, Record
 from jax_layout.install.rules import Program, Rule
 
 # By jax's name of a primitive: the primitive, and what may lower it.
@@ -180,6 +180,26 @@ def _wrap() -> None:
                 wrap = functools.partial(_lowering, name, rule)
                 _compat.wrap_lowerings(primitive, wrap, is_installed)
                 _wrapped.add(name)
+        if "" not in _wrapped:
+            _compat.rewrite_programs(_with_attention)
+            _wrapped.add("")
+
+
+def _with_attention(name: str, jaxpr: Any, platform: str, for_export: bool) -> Any:
+    """A program with calls of attention, before it is lowered."""
+    state = _installed.value
+    if state is None or "dot_general" not in state.operators or choices.are_plain():
+        return jaxpr
+    if platform not in _PLATFORMS or not _backends.available(platform):
+        return jaxpr
+    if for_export and not state.exports:
+        return jaxpr
+    program, calls = attention.with_calls(jaxpr)
+    log = Program(state.record, state.verbose)
+    for call in calls:
+        arrays = ", ".join(v.aval.str_short() for v in call.invars[:3])
+        log.add(Lowered(name, "dot_general", arrays, call.primitive.name))
+    return program
 
 
 def _lowering(name: str, rule: Rule, plain: Callable[..., Any]) -> Callable[..., Any]:

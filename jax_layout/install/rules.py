@@ -53,14 +53,18 @@ class Program:
             runs=runs,
             kept_bytes=kept_bytes,
         )
+        self.add(lowered)
+        return lowered
+
+    def add(self, lowered: Lowered) -> None:
+        """Records what is known of an operation."""
         self.record._add(lowered)
         if self.verbose or logger.isEnabledFor(logging.DEBUG):
             logger.log(
                 logging.WARNING if self.verbose else logging.DEBUG,
                 "%s: %s %s: %s",
-                *(lowered.program, primitive, lowered.arrays, runs),
+                *(lowered.program, lowered.primitive, lowered.arrays, lowered.runs),
             )
-        return lowered
 
     def instead(self, lowered: Lowered, other: Lowered) -> None:
         """Takes back an operation, in whose place there is another."""

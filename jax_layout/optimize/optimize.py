@@ -26,6 +26,7 @@ from jax import Array
 from jax_layout import _compat
 from jax_layout.formats.annotations import FormattedArray
 from jax_layout.formats.memory_format import Channels, MemoryFormat, resolve, row_major
+from jax_layout.optimize.attention import attention
 from jax_layout.optimize.control import CONTROL
 from jax_layout.optimize.convolution import (
     OWN_CONVOLUTIONS,
@@ -66,6 +67,8 @@ class LayoutReport:
         kernels of ours in place of XLA's; otherwise the function is left alone.
       conversions: number of conversions in the plan.
       barriers: how often each primitive without a rule got a converted operand.
+      attentions: products and softmaxes that became a call of attention, or of its
+        gradients.
     """
 
     original_bytes: int
@@ -73,6 +76,7 @@ class LayoutReport:
     optimized: bool
     conversions: int
     barriers: dict[str, int]
+    attentions: int = 0
 
 
 def _convolution(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
@@ -92,6 +96,8 @@ _NESTED: dict[str, NestedRule] = {
     "conv_general_dilated": _convolution,
     **dict.fromkeys(OWN_CONVOLUTIONS, _own_convolution),
 }
+
+_RULES = {**RULES, **dict.fromkeys(["attention", "attention_backward"], attention)}
 
 Policy = str | Channels | MemoryFormat | Callable[[str, tuple[int, ...], Any], Any]
 
@@ -355,7 +361,7 @@ def trace(
         anchors.append(anchor_of(Channels.FIRST, "cpu"))
     for candidate in anchors:
         assert candidate is not None
-        planner = Planner(candidate, RULES, _NESTED, weights=weights)
+        planner = Planner(candidate, _RULES, _NESTED, weights=weights)
         if weights and not differentiates_weights(closed.jaxpr):
             planner.packed.update(planner.read_once(closed))
         if ends is None:
@@ -367,9 +373,15 @@ def trace(
         # kernels nor formats of ours are, transposes are best where XLA has them.
         gain = cost.kernels > 0 or weights
         less = cost.bytes_moved < total and holds_ours(closed)
-        better = less or (gain and cost.bytes_moved <= total)
+        scores = sum(planner.attended.values())  # that nobody writes
+        better = less or (gain and cost.bytes_moved <= total + scores)
         traced.report = LayoutReport(
-            total, cost.bytes_moved, better, cost.conversions, dict(cost.barriers)
+            total,
+            cost.bytes_moved,
+            better,
+            cost.conversions,
+            dict(cost.barriers),
+            len(planner.attended) if better else 0,
         )
         if better:
             traced.plan, traced.planner = plan, planner

@@ -20,6 +20,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jax_layout import _compat
 from jax_layout.formats.memory_format import MemoryFormat, convert, row_major
+from jax_layout.optimize.attention import attended
 from jax_layout.optimize.convolution import Anchor
 from jax_layout.optimize.cut import least_cost
 from jax_layout.optimize.products import (
@@ -233,6 +234,8 @@ class Planner:
       fused: results of transposes that XLA writes for nothing.
       theirs: results of products that XLA fuses with what lies between them.
       kept: results of transposes beside products of XLA's, which it has there already.
+      attended: results of calls of attention that were products and softmaxes, with
+        the bytes of scores that are not written and read.
     """
 
     anchor: Anchor
@@ -246,6 +249,7 @@ class Planner:
     fused: set[Any] = dataclasses.field(default_factory=set)
     theirs: set[Any] = dataclasses.field(default_factory=set)
     kept: set[Any] = dataclasses.field(default_factory=set)
+    attended: dict[Any, int] = dataclasses.field(default_factory=dict)
 
     def plan(
         self,
@@ -285,13 +289,24 @@ class Planner:
     def _opened(self, closed: Any) -> tuple[Flat, list[Value]]:
         if id(closed) not in self.known:
             # What has this id stays alive as long as the key is known.
-            self.known[id(closed)] = closed, opened(closed)
-            flat, _ = self.known[id(closed)][1]
+            flat, captured = opened(closed)
+            if not self.keep_products:
+                flat = self._attended(flat, captured)
+            self.known[id(closed)] = closed, (flat, captured)
             self.theirs.update(attention(flat.eqns))
             fused = fused_transposes(flat.eqns, flat.outvars)
             self.fused.update(fused)
             self.kept.update(v for v, near in fused.items() if self._keeps(near))
         return self.known[id(closed)][1]
+
+    def _attended(self, flat: Flat, captured: Sequence[Value]) -> Flat:
+        """A jaxpr with calls in place of each attention that is worth one."""
+        first = flat.invars[: len(captured)]
+        values = zip(first, (x.get(x.format) for x in captured), strict=True)
+        known = {v: x for v, x in values if not isinstance(x, jax.core.Tracer)}
+        eqns, calls = attended(flat.eqns, flat.outvars, known)
+        self.attended.update(calls)
+        return dataclasses.replace(flat, eqns=eqns)
 
     def _keeps(
         self, products: Sequence[tuple[Equation, Sequence[MemoryFormat]]]
@@ -398,6 +413,9 @@ class Planner:
             step = self.rules[name](eqn, formats)
         else:
             return barrier(eqn, unknown=True)
+        if eqn.outvars and eqn.outvars[0] in self.attended:
+            assert isinstance(step, Step)
+            step = dataclasses.replace(step, ours=True)
         return barrier(eqn) if step is None else step
 
 

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call of attention in place of dot, softmax, dot, before a program is lowered.
+
+What is between two products is not to be seen when the first is lowered. So a program
+that holds some is traced once more, with the calls in, and lowered in its own place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+from jax_layout import _compat
+from jax_layout.optimize.attention import attended
+from jax_layout.optimize.plan import opened
+
+# The jaxprs, by parameter, of what repeats or chooses, and has no derivative here.
+_INNER = {
+    "scan": ("jaxpr",),
+    "while": ("body_jaxpr",),
+    "cond": ("branches",),
+}
+
+
+def with_calls(closed: Any) -> tuple[Any, list[Any]]:
+    """A program with calls in place of each attention that is worth one.
+
+    Args:
+      closed: its jaxpr.
+
+    Returns:
+      its jaxpr, the same one if there is none; and the calls, equations.
+    """
+    if closed.effects or not _may_attend(closed.jaxpr):
+        return closed, []
+    flat, captured = opened(closed)
+    given = flat.invars[: len(captured)]
+    values = [x.get(x.format) for x in captured]
+    known = dict(zip(given, values, strict=True))
+    eqns, results = attended(flat.eqns, flat.outvars, known)
+    calls = [eqn for eqn in eqns if eqn.outvars and eqn.outvars[0] in results]
+    for i, eqn in enumerate(eqns):
+        eqns[i], inner = _with_inner_calls(eqn)
+        calls += inner
+    if not calls:
+        return closed, []
+
+    def run(*operands: Any) -> list[Any]:
+        env = dict(zip(flat.invars, [*values, *operands], strict=True))
+
+        def read(v: Any) -> Any:
+            return v.val if isinstance(v, Literal) else env[v]
+
+        for eqn in eqns:
+            found = _compat.bind(eqn, [read(v) for v in eqn.invars])
+            env.update(zip(eqn.outvars, found, strict=True))
+        return [
+            _compat.like(read(v), aval)
+            for v, aval in zip(flat.outvars, closed.out_avals, strict=True)
+        ]
+
+    return jax.make_jaxpr(run)(*closed.in_avals), calls
+
+
+def _with_inner_calls(eqn: Any) -> tuple[Any, list[Any]]:
+    """The same of the bodies of a loop or a choice."""
+    params, calls = dict(eqn.params), []
+    for name in _INNER.get(eqn.primitive.name, ()):
+        one = not isinstance(params[name], Sequence)
+        made = []
+        for body in [params[name]] if one else params[name]:
+            new, inner = with_calls(body)
+            if new.consts and new is not body:
+                new, inner = body, []
+            made.append(new)
+            calls += inner
+        params[name] = made[0] if one else tuple(made)
+    return (eqn.replace(params=params) if calls else eqn), calls
+
+
+def _may_attend(jaxpr: Any) -> bool:
+    names = list(_names(jaxpr))
+    return "exp" in names and names.count("dot_general") >= 2
+
+
+def _names(jaxpr: Any) -> Any:
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for inner in _compat.inner_jaxprs(eqn.params):
+            yield from _names(inner)
