@@ -227,8 +227,8 @@ def test_bench_has_every_benchmark():
         for path in (Path(__file__).parent.parent / "benchmarks").glob("*.py")
         if "__main__" in path.read_text()
     }
-    # The one runs the others, the other writes a table of choices.
-    assert set(cli._BENCHMARKS) == found - {"all", "choose"}
+    # One runs the others, one writes a table of choices, one compares with predictions.
+    assert set(cli._BENCHMARKS) == found - {"all", "choose", "score"}
 
 
 def test_tables_in_a_pipe_are_wide(checkout, capfd, monkeypatch):
