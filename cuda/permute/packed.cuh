@@ -3,7 +3,7 @@
 // Everything else: chunks that are no vector, tiny axes (3 channels, a few
 // heads), and reversals of many axes. A tile is a box over as many leading
 // axes of x and of y as make long contiguous runs in both; shared memory holds
-// it in x's order, and a table of positions turns that into y's.
+// it in x's order, and each thread knows where in it its part of y's is.
 #ifndef JAX_LAYOUT_CUDA_PERMUTE_PACKED_CUH_
 #define JAX_LAYOUT_CUDA_PERMUTE_PACKED_CUH_
 
@@ -15,11 +15,13 @@
 namespace jax_layout {
 
 inline constexpr int kPackedThreads = 256;
+// Bytes of a tile that a thread moves, at most.
+inline constexpr int kPackedShare = 64;
 
-// Blocks on a multiprocessor, by its registers: one wave of them builds its
-// tables once for many tiles.
+// Blocks on a multiprocessor, by its registers: one wave of them finds its
+// places once for many tiles.
 template <int kElement>
-inline constexpr int kPackedResident = kElement < 16 ? 4 : 3;
+inline constexpr int kPackedResident = kElement == 1 ? 3 : 4;
 
 // Shared memory is padded by one bank per 32 banks and one more per 32 x 32,
 // which spreads any power-of-two stride: with word w at w + w/32 + w/1024, 32
@@ -34,12 +36,11 @@ __host__ __device__ constexpr uint32_t Padded(uint32_t element,
 
 // The parts of a block's shared memory, in order.
 struct PackedShared {
-  uint32_t table, x_runs, y_runs, bytes;  // offsets; the elements are at 0
+  uint32_t x_runs, y_runs, bytes;  // offsets; the elements are at 0
 
   __host__ __device__ PackedShared(int element, uint32_t elements,
                                    uint32_t x_run_count, uint32_t y_run_count) {
-    table = (Padded(element, elements * element) + 15) / 16 * 16;
-    x_runs = (table + elements * 2 + 15) / 16 * 16;
+    x_runs = (Padded(element, elements * element) + 15) / 16 * 16;
     y_runs = x_runs + x_run_count * 8;
     bytes = y_runs + y_run_count * 8;
   }
@@ -60,24 +61,79 @@ __device__ inline void BuildRuns(const PackedParams::Run* dims, int rank,
   }
 }
 
-// Runs of x to shared memory, kVector bytes per load, four loads in flight.
-template <int kElement, int kVector>
+// Where in shared memory the elements are that a thread gathers, in the order
+// in which it does: the same ones of every tile, so registers hold them.
+template <int kElement>
+struct Places {
+  static constexpr int kCount = kPackedShare / kElement;
+  static constexpr int kTogether = kCount < 8 ? kCount : 8;
+  uint32_t pair[(kCount + 1) / 2];  // of 16 bits each
+
+  __device__ uint32_t operator[](int k) const {
+    return k % 2 == 0 ? pair[k / 2] & 0xffff : pair[k / 2] >> 16;
+  }
+
+  // Place k is of element k % side of the thread's unit k / side.
+  __device__ void Find(const PackedParams& p) {
+    const uint32_t side = p.y_vector / kElement;
+#pragma unroll
+    for (int first = 0; first < kCount; first += kTogether) {
+      uint32_t index[kTogether], position[kTogether];
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) {
+        const uint32_t k = first + t, e = k & (side - 1);
+        index[t] = threadIdx.x * side + (k - e) * kPackedThreads + e;
+        index[t] = index[t] < p.elements ? index[t] : p.elements - 1;
+        position[t] = 0;
+      }
+#pragma unroll 1
+      for (int d = 0; d < p.rank - 1; ++d) {
+        const PackedParams::Order order = p.order[d];
+#pragma unroll
+        for (int t = 0; t < kTogether; ++t) {
+          const uint32_t rest = order.extent.Quotient(index[t]);
+          position[t] +=
+              (index[t] - rest * order.extent.divisor) * order.stride;
+          index[t] = rest;
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) {
+        position[t] += index[t] * p.last_stride;
+        position[t] = Padded(kElement, position[t] * kElement) / kElement;
+      }
+#pragma unroll
+      for (int t = 0; t < kTogether; t += 2) {
+        pair[(first + t) / 2] = position[t] | position[t + 1] << 16;
+      }
+    }
+  }
+};
+
+// Runs of x to shared memory, kVector bytes per load; as many loads are in
+// flight as 16 registers hold. Past the last unit a thread takes that again,
+// and does not keep it, so that nothing branches. `meanwhile` runs while the
+// first loads are on their way.
+template <int kElement, int kVector, typename Work>
 __device__ inline void LoadRuns(const PackedParams& p, const char* x,
-                                const int64_t* runs, char* shared) {
-  constexpr int kInFlight = 4;
+                                const int64_t* runs, char* shared,
+                                const Work& meanwhile) {
+  constexpr int kUnits = kPackedShare / kVector;
+  constexpr int kInFlight = kUnits < 16 ? kUnits : 16;
   const uint32_t units = p.x_runs * p.x_run.divisor;
-  for (uint32_t first = threadIdx.x; first < units;
+#pragma unroll 1
+  for (uint32_t first = threadIdx.x; first < units + threadIdx.x;
        first += kInFlight * kPackedThreads) {
     Packet<kVector> held[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
-      const uint32_t unit = first + k * kPackedThreads;
-      if (unit < units) {
-        const uint32_t run = p.x_run.Quotient(unit);
-        const uint32_t column = unit - run * p.x_run.divisor;
-        held[k] = LoadGlobal<kVector>(x + runs[run] + column * kVector);
-      }
+      uint32_t unit = first + k * kPackedThreads;
+      unit = unit < units ? unit : units - 1;
+      const uint32_t run = p.x_run.Quotient(unit);
+      const uint32_t column = unit - run * p.x_run.divisor;
+      held[k] = LoadGlobal<kVector>(x + runs[run] + column * kVector);
     }
+    if (first == threadIdx.x) meanwhile();
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const uint32_t unit = first + k * kPackedThreads;
@@ -105,53 +161,36 @@ __device__ inline void LoadRuns(const PackedParams& p, const char* x,
   }
 }
 
-// Shared memory to runs of y, kVector bytes per store, gathered through the
-// table.
+// Shared memory to runs of y, kVector bytes per store.
 template <int kElement, int kVector>
 __device__ inline void StoreRuns(const PackedParams& p, char* y,
                                  const int64_t* runs, const char* shared,
-                                 const unsigned short* table) {
+                                 const Places<kElement>& places) {
   constexpr int kSide = kVector / kElement;
-  constexpr int kEntryBytes = kSide * 2 < 16 ? kSide * 2 : 16;
-  constexpr int kEntries = kEntryBytes / 2;  // per read of the table
-  constexpr int kHeld = 2;  // vectors gathered before the first is stored
   const uint32_t units = p.y_runs * p.y_run.divisor;
-  for (uint32_t first = threadIdx.x; first < units;
-       first += kHeld * kPackedThreads) {
-    Packet<kVector> out[kHeld] = {};
-    char* to[kHeld];
 #pragma unroll
-    for (int h = 0; h < kHeld; ++h) {
-      const uint32_t unit = first + h * kPackedThreads;
-      if (unit >= units) continue;
-      const uint32_t run = p.y_run.Quotient(unit);
-      const uint32_t column = unit - run * p.y_run.divisor;
-      to[h] = y + runs[run] + column * kVector;
+  for (int h = 0; h < kPackedShare / kVector; ++h) {
+    const uint32_t unit = threadIdx.x + h * kPackedThreads;
+    const uint32_t there = unit < units ? unit : units - 1;
+    const uint32_t run = p.y_run.Quotient(there);
+    const uint32_t column = there - run * p.y_run.divisor;
+    char* to = y + runs[run] + column * kVector;
+    Packet<kVector> out = {};
 #pragma unroll
-      for (int e = 0; e < kSide; e += kEntries) {
-        const auto entries = LoadShared<kEntryBytes>(
-            reinterpret_cast<const char*>(table + unit * kSide + e));
+    for (int e = 0; e < kSide; ++e) {
+      const auto element =
+          LoadShared<kElement>(shared + places[h * kSide + e] * kElement);
+      const int at = e * kElement;  // byte of the vector
+      if constexpr (kElement < 4) {
+        out.word[at / 4] |= element.word[0] << (at % 4 * 8);
+      } else {
 #pragma unroll
-        for (int k = 0; k < kEntries; ++k) {
-          const uint32_t entry = entries.word[k / 2] >> (k % 2 * 16) & 0xffff;
-          const auto element = LoadShared<kElement>(shared + entry * kElement);
-          const int at = (e + k) * kElement;  // byte of the vector
-          if constexpr (kElement < 4) {
-            out[h].word[at / 4] |= element.word[0] << (at % 4 * 8);
-          } else {
-#pragma unroll
-            for (int w = 0; w < kElement / 4; ++w) {
-              out[h].word[at / 4 + w] = element.word[w];
-            }
-          }
+        for (int w = 0; w < kElement / 4; ++w) {
+          out.word[at / 4 + w] = element.word[w];
         }
       }
     }
-#pragma unroll
-    for (int h = 0; h < kHeld; ++h) {
-      const uint32_t unit = first + h * kPackedThreads;
-      if (unit < units) StoreGlobal<kVector>(to[h], out[h]);
-    }
+    if (unit < units) StoreGlobal<kVector>(to, out);
   }
 }
 
@@ -165,45 +204,34 @@ __launch_bounds__(kPackedThreads, kPackedResident<kElement>) void PackedKernel(
     char* __restrict__ y) {
   char* shared = SharedMemory();
   const PackedShared parts(kElement, p.elements, p.x_runs, p.y_runs);
-  auto* table = reinterpret_cast<unsigned short*>(shared + parts.table);
   auto* x_runs = reinterpret_cast<int64_t*>(shared + parts.x_runs);
   auto* y_runs = reinterpret_cast<int64_t*>(shared + parts.y_runs);
-
-  // table[n]: where the n-th element of the tile in y's order is.
-  for (uint32_t n = threadIdx.x; n < p.elements; n += kPackedThreads) {
-    uint32_t index = n, position = 0;
-    for (int d = 0; d < p.rank; ++d) {
-      const uint32_t rest = p.order[d].extent.Quotient(index);
-      position +=
-          (index - rest * p.order[d].extent.divisor) * p.order[d].stride;
-      index = rest;
-    }
-    table[n] = static_cast<unsigned short>(
-        Padded(kElement, position * kElement) / kElement);
-  }
   BuildRuns(p.x_run_dims, p.x_run_rank, p.x_runs, x_runs);
   BuildRuns(p.y_run_dims, p.y_run_rank, p.y_runs, y_runs);
 
+  Places<kElement> places;
   for (uint32_t tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
     int64_t x_offset, y_offset;
     p.walk.Locate(tile, &x_offset, &y_offset);
-    __syncthreads();  // the tables are built, the last tile has left
+    const auto find = [&] {
+      if (tile == blockIdx.x) places.Find(p);
+    };
+    constexpr int kNarrow = kElement < 4 ? 4 : kElement;
+    __syncthreads();  // the runs are known, the last tile has left
     if (p.x_vector == 16) {
-      LoadRuns<kElement, 16>(p, x + x_offset, x_runs, shared);
+      LoadRuns<kElement, 16>(p, x + x_offset, x_runs, shared, find);
     } else if (kElement < 4 && p.x_vector == 4) {
-      LoadRuns < kElement,
-          kElement<4 ? 4 : kElement>(p, x + x_offset, x_runs, shared);
+      LoadRuns<kElement, kNarrow>(p, x + x_offset, x_runs, shared, find);
     } else {
-      LoadRuns<kElement, kElement>(p, x + x_offset, x_runs, shared);
+      LoadRuns<kElement, kElement>(p, x + x_offset, x_runs, shared, find);
     }
     __syncthreads();  // the tile is here
     if (p.y_vector == 16) {
-      StoreRuns<kElement, 16>(p, y + y_offset, y_runs, shared, table);
+      StoreRuns<kElement, 16>(p, y + y_offset, y_runs, shared, places);
     } else if (kElement < 4 && p.y_vector == 4) {
-      StoreRuns < kElement,
-          kElement<4 ? 4 : kElement>(p, y + y_offset, y_runs, shared, table);
+      StoreRuns<kElement, kNarrow>(p, y + y_offset, y_runs, shared, places);
     } else {
-      StoreRuns<kElement, kElement>(p, y + y_offset, y_runs, shared, table);
+      StoreRuns<kElement, kElement>(p, y + y_offset, y_runs, shared, places);
     }
   }
 }
@@ -225,10 +253,9 @@ class PackedPlanner {
     std::sort(x_order_, x_order_ + rank_, [this](int a, int b) {
       return axes_[a].x_stride < axes_[b].x_stride;
     });
-    // 16 KB of elements, less where launching dominates, and no more than
-    // 2^13 of them, for the table's sake.
-    const int64_t tile_bytes = plan.size < kSmallBytes ? 1 << 12 : 1 << 14;
-    max_elements_ = std::min<int64_t>(tile_bytes / element, 1 << 13);
+    // Less where launching dominates.
+    max_elements_ = kPackedThreads * kPackedShare / element /
+                    (plan.size < kSmallBytes ? 4 : 1);
   }
 
   PackedParams Plan() {
@@ -266,6 +293,7 @@ class PackedPlanner {
       p.order[p.rank++] = {FastDivider<uint32_t>(box_[k]),
                            static_cast<uint32_t>(position[k])};
     }
+    if (p.rank > 0) p.last_stride = p.order[p.rank - 1].stride;
     p.x_vector = PlanRuns(x_order_, &Axis::x_stride, p.x_run_dims,
                           &p.x_run_rank, &p.x_runs, &p.x_run);
     p.y_vector = PlanRuns(y_order_, &Axis::y_stride, p.y_run_dims,
