@@ -15,13 +15,15 @@
 namespace jax_layout {
 
 inline constexpr int kPackedThreads = 256;
-// Bytes of a tile that a thread moves, at most.
-inline constexpr int kPackedShare = 64;
+// Bytes of a tile that a thread moves, at most: 32 elements.
+__host__ __device__ constexpr int PackedShare(int element) {
+  return element == 1 ? 32 : 64;
+}
 
 // Blocks on a multiprocessor, by its registers: one wave of them finds its
 // places once for many tiles.
 template <int kElement>
-inline constexpr int kPackedResident = kElement == 1 ? 3 : 4;
+inline constexpr int kPackedResident = 4;
 
 // Shared memory is padded by one bank per 32 banks and one more per 32 x 32,
 // which spreads any power-of-two stride: with word w at w + w/32 + w/1024, 32
@@ -65,8 +67,8 @@ __device__ inline void BuildRuns(const PackedParams::Run* dims, int rank,
 // in which it does: the same ones of every tile, so registers hold them.
 template <int kElement>
 struct Places {
-  static constexpr int kCount = kPackedShare / kElement;
-  static constexpr int kTogether = kCount < 8 ? kCount : 8;
+  static constexpr int kCount = PackedShare(kElement) / kElement;
+  static constexpr int kTogether = kElement == 1 ? 8 : 4;
   uint32_t pair[(kCount + 1) / 2];  // of 16 bits each
 
   __device__ uint32_t operator[](int k) const {
@@ -75,15 +77,15 @@ struct Places {
 
   // Place k is of element k % side of the thread's unit k / side.
   __device__ void Find(const PackedParams& p) {
-    const uint32_t side = p.y_vector / kElement;
+    const uint32_t side = p.y_vector / kElement, last = p.elements - side;
 #pragma unroll
     for (int first = 0; first < kCount; first += kTogether) {
       uint32_t index[kTogether], position[kTogether];
 #pragma unroll
       for (int t = 0; t < kTogether; ++t) {
         const uint32_t k = first + t, e = k & (side - 1);
-        index[t] = threadIdx.x * side + (k - e) * kPackedThreads + e;
-        index[t] = index[t] < p.elements ? index[t] : p.elements - 1;
+        index[t] = threadIdx.x * side + (k - e) * kPackedThreads;
+        index[t] = (index[t] < last ? index[t] : last) + e;
         position[t] = 0;
       }
 #pragma unroll 1
@@ -118,7 +120,7 @@ template <int kElement, int kVector, typename Work>
 __device__ inline void LoadRuns(const PackedParams& p, const char* x,
                                 const int64_t* runs, char* shared,
                                 const Work& meanwhile) {
-  constexpr int kUnits = kPackedShare / kVector;
+  constexpr int kUnits = PackedShare(kElement) / kVector;
   constexpr int kInFlight = kUnits < 16 ? kUnits : 16;
   const uint32_t units = p.x_runs * p.x_run.divisor;
 #pragma unroll 1
@@ -161,36 +163,46 @@ __device__ inline void LoadRuns(const PackedParams& p, const char* x,
   }
 }
 
-// Shared memory to runs of y, kVector bytes per store.
+// Shared memory to runs of y, kVector bytes per store. Past the last unit a
+// thread stores that again, the same bytes, so that nothing branches.
 template <int kElement, int kVector>
 __device__ inline void StoreRuns(const PackedParams& p, char* y,
                                  const int64_t* runs, const char* shared,
                                  const Places<kElement>& places) {
   constexpr int kSide = kVector / kElement;
+  constexpr int kUnits = PackedShare(kElement) / kVector;
+  // As many as 8 registers hold.
+  constexpr int kTogether = kVector == 16 ? 2 : kUnits < 32 ? 4 : 8;
   const uint32_t units = p.y_runs * p.y_run.divisor;
 #pragma unroll
-  for (int h = 0; h < kPackedShare / kVector; ++h) {
-    const uint32_t unit = threadIdx.x + h * kPackedThreads;
-    const uint32_t there = unit < units ? unit : units - 1;
-    const uint32_t run = p.y_run.Quotient(there);
-    const uint32_t column = there - run * p.y_run.divisor;
-    char* to = y + runs[run] + column * kVector;
-    Packet<kVector> out = {};
+  for (int first = 0; first < kUnits; first += kTogether) {
+    if (first * kPackedThreads >= units) return;  // the whole block
+    char* to[kTogether];
+    Packet<kVector> out[kTogether] = {};
 #pragma unroll
-    for (int e = 0; e < kSide; ++e) {
-      const auto element =
-          LoadShared<kElement>(shared + places[h * kSide + e] * kElement);
-      const int at = e * kElement;  // byte of the vector
-      if constexpr (kElement < 4) {
-        out.word[at / 4] |= element.word[0] << (at % 4 * 8);
-      } else {
+    for (int h = 0; h < kTogether; ++h) {
+      uint32_t unit = threadIdx.x + (first + h) * kPackedThreads;
+      unit = unit < units ? unit : units - 1;
+      const uint32_t run = p.y_run.Quotient(unit);
+      const uint32_t column = unit - run * p.y_run.divisor;
+      to[h] = y + runs[run] + column * kVector;
 #pragma unroll
-        for (int w = 0; w < kElement / 4; ++w) {
-          out.word[at / 4 + w] = element.word[w];
+      for (int e = 0; e < kSide; ++e) {
+        const uint32_t place = places[(first + h) * kSide + e];
+        const auto element = LoadShared<kElement>(shared + place * kElement);
+        const int at = e * kElement;  // byte of the vector
+        if constexpr (kElement < 4) {
+          out[h].word[at / 4] |= element.word[0] << (at % 4 * 8);
+        } else {
+#pragma unroll
+          for (int w = 0; w < kElement / 4; ++w) {
+            out[h].word[at / 4 + w] = element.word[w];
+          }
         }
       }
     }
-    if (unit < units) StoreGlobal<kVector>(to, out);
+#pragma unroll
+    for (int h = 0; h < kTogether; ++h) StoreGlobal<kVector>(to[h], out[h]);
   }
 }
 
@@ -254,7 +266,7 @@ class PackedPlanner {
       return axes_[a].x_stride < axes_[b].x_stride;
     });
     // Less where launching dominates.
-    max_elements_ = kPackedThreads * kPackedShare / element /
+    max_elements_ = kPackedThreads * PackedShare(element) / element /
                     (plan.size < kSmallBytes ? 4 : 1);
   }
 

@@ -71,7 +71,8 @@ struct CopyParams {
 // UInt holds the count of units, below half its range.
 template <typename UInt>
 struct RowsParams {
-  int unit;  // bytes per access
+  int unit;    // bytes per access
+  bool words;  // of y are whole, whatever the rows
   int threads;
   UInt units;                // in y
   UInt rows;                 // in y

@@ -27,11 +27,12 @@ int PowerOfTwo(int64_t n, int64_t limit) {
   return static_cast<int>(n & -n);
 }
 
-PermuteKernel ChooseRows(const PermutePlan& plan, int unit) {
+PermuteKernel ChooseRows(const PermutePlan& plan, int unit, int alignment) {
+  const bool words = unit < 4 && alignment >= 4 && plan.chunk >= kRowBytes;
   if (plan.size / unit <= kMaxCount32) {
-    return {plan, PlanRows<uint32_t>(plan, unit)};
+    return {plan, PlanRows<uint32_t>(plan, unit, words)};
   }
-  return {plan, PlanRows<uint64_t>(plan, unit)};
+  return {plan, PlanRows<uint64_t>(plan, unit, words)};
 }
 
 // Fails only by what the runtime reports.
@@ -101,6 +102,12 @@ struct Launcher {
   template <typename UInt>
   Status operator()(const RowsParams<UInt>& p) const {
     const auto launch = [&]<int kUnit>(std::integral_constant<int, kUnit>) {
+      if constexpr (kUnit < 4) {
+        if (p.words) {
+          return Launch(RowWordsKernel<kUnit, UInt>, RowsBlocks(p), p.threads,
+                        0, p, x, y, stream);
+        }
+      }
       if (p.length.divisor >= kLongRow) {
         return Launch(RowsKernel<kUnit, UInt, true>, RowsBlocks(p), p.threads,
                       0, p, x, y, stream);
@@ -221,7 +228,7 @@ struct Launcher {
 PermuteKernel ChoosePermuteKernel(const PermutePlan& plan, int alignment) {
   if (plan.rank == 0) return {plan, CopyParams{alignment, plan.size}};
   const int unit = PowerOfTwo(plan.chunk, alignment);
-  if (plan.chunk >= kRowBytes) return ChooseRows(plan, unit);
+  if (plan.chunk >= kRowBytes) return ChooseRows(plan, unit, alignment);
   if (plan.chunk == unit && FitsTile(plan)) {
     const TileParams p = PlanTile(plan, alignment);
     if (p.tiles > 0) return {plan, p};
@@ -230,7 +237,7 @@ PermuteKernel ChoosePermuteKernel(const PermutePlan& plan, int alignment) {
     if (p.tiles > 0) return {plan, p};
   }
   // More tiles than 32 bits count: beyond any device's memory, yet correct.
-  return ChooseRows(plan, unit);
+  return ChooseRows(plan, unit, alignment);
 }
 
 Status Permute(const PermuteKernel& kernel, const void* x, void* y,

@@ -46,8 +46,7 @@ struct Tile {
   // row's patch: a warp that writes one column of many patches, and one that
   // reads along a row, both touch all 32 banks evenly.
   static __device__ int At(int row, int byte) {
-    const int column = byte / 16 ^ (row / kAcross & (kColumns - 1));
-    return row * kRowBytes + column * 16 + byte % 16;
+    return row * kRowBytes + (byte ^ (row / kAcross & (kColumns - 1)) * 16);
   }
 };
 
@@ -176,37 +175,47 @@ __device__ inline void StoreTile(char* y, int64_t y_row, int i_left, int j_left,
   }
 }
 
-// The same for rows that begin anywhere, a warp for each: whole words of y, and
-// single bytes of those that it shares with the tiles beside.
+// The same for rows that begin anywhere: whole words of y, a warp for each row,
+// and single bytes of the words that it shares with the tiles beside, eight
+// threads for each row.
 template <typename T, int kElement>
 __device__ inline void StoreWords(char* y, int64_t y_row, int i_left,
                                   int j_left, const char* shared) {
   static_assert(T::kRowBytes == 32 * 4);
-  constexpr int kWarps = T::kThreads / 32;
-  const int lane = threadIdx.x % 32;
+  constexpr int kRows = T::kRowBytes / kElement;
+  constexpr int kWarps = T::kThreads / 32, kEights = T::kThreads / 8;
   const int bytes = i_left * kElement;
-#pragma unroll 4
-  for (int row = 0; row < T::kRowBytes / kElement; row += kWarps) {
+  const int word_at = threadIdx.x % 32 * 4;
+#pragma unroll 8
+  for (int row = 0; row < kRows; row += kWarps) {
     const int j = row + threadIdx.x / 32;
     char* to = y + j * y_row;
     // Bytes of the row's first word that are before it.
     const int before = static_cast<int>(reinterpret_cast<uintptr_t>(to) & 3);
-    const int low = T::At(j, (lane > 0 ? lane - 1 : 0) * 4);
+    const auto low =
+        LoadShared<4>(shared + T::At(j, word_at > 0 ? word_at - 4 : 0));
+    const auto high = LoadShared<4>(shared + T::At(j, word_at));
     const uint32_t word =
-        __byte_perm(LoadShared<4>(shared + low).word[0],
-                    LoadShared<4>(shared + T::At(j, lane * 4)).word[0],
-                    0x7654 - 0x1111 * before);
-    const int at = lane * 4 - before;
-    const int head = -before & 3, tail = ((bytes + before) & ~3) - before;
-    int edge = lane % 4 + (lane & 4 ? tail : 0);
-    const bool single =
-        lane < 8 && edge < bytes && (lane < 4 ? edge < head : edge >= head);
-    edge = edge < 0 ? 0 : edge < T::kRowBytes ? edge : T::kRowBytes - 1;
-    const auto byte = LoadShared<1>(shared + T::At(j, edge));
+        __byte_perm(low.word[0], high.word[0], 0x7654 - 0x1111 * before);
+    const int at = word_at - before;
     if (j < j_left && at >= 0 && at + 4 <= bytes) {
       StoreGlobal<4>(to + at, {{word}});
     }
-    if (j < j_left && single) StoreGlobal<1>(to + edge, byte);
+  }
+  const int slot = threadIdx.x % 4;
+  const bool head = threadIdx.x % 8 < 4;
+#pragma unroll
+  for (int row = 0; row < kRows; row += kEights) {
+    const int j = row + threadIdx.x / 8;
+    char* to = y + j * y_row;
+    const int before = static_cast<int>(reinterpret_cast<uintptr_t>(to) & 3);
+    const int first = -before & 3;                      // byte of a whole word
+    const int last = ((bytes + before) & ~3) - before;  // past such
+    const int at = head || last < first ? slot : last + slot;
+    const int end = head ? first < bytes ? first : bytes : bytes;
+    if (j < j_left && at < end && (head || at >= first)) {
+      StoreGlobal<1>(to + at, LoadShared<1>(shared + T::At(j, at)));
+    }
   }
 }
 
