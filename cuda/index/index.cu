@@ -185,14 +185,15 @@ __device__ Elements<kUnit, Stored> LoadWritable(const char* from) {
 // Launch: 1-D; a thread per unit of source, in the order of the sorted index.
 // Where a row of y begins to occur in it, the thread adds all that do, in
 // order, and owns that unit of y; the others leave. What occurs again is
-// fetched in eights: their places, then their rows.
+// fetched in eights, units of 8 bytes and more in fours: their places, then
+// their rows.
 template <typename Element, int kUnit, typename UInt>
-__global__ __launch_bounds__(kThreads, 4) void AddSortedKernel(
+__global__ __launch_bounds__(kThreads, 3) void AddSortedKernel(
     const __grid_constant__ IndexParams<UInt> p, const void* __restrict__ index,
     const int* __restrict__ order, const char* __restrict__ source, char* y) {
   using Stored = typename Element::Stored;
   constexpr int kCount = kUnit / sizeof(Stored);
-  constexpr int kFetched = kUnit < 16 ? 8 : 4;
+  constexpr int kFetched = kUnit < 8 ? 8 : 4;
   const UInt unit = UInt{blockIdx.x} * kThreads + threadIdx.x;
   if (unit >= p.units) return;
   const Place at = Locate(p, unit, kUnit);

@@ -114,12 +114,10 @@ struct Places {
 
 // Runs of x to shared memory, kVector bytes per load; as many loads are in
 // flight as 16 registers hold. Past the last unit a thread takes that again,
-// and does not keep it, so that nothing branches. `meanwhile` runs while the
-// first loads are on their way.
-template <int kElement, int kVector, typename Work>
+// and does not keep it, so that no load waits for a branch.
+template <int kElement, int kVector>
 __device__ inline void LoadRuns(const PackedParams& p, const char* x,
-                                const int64_t* runs, char* shared,
-                                const Work& meanwhile) {
+                                const int64_t* runs, char* shared) {
   constexpr int kUnits = PackedShare(kElement) / kVector;
   constexpr int kInFlight = kUnits < 16 ? kUnits : 16;
   const uint32_t units = p.x_runs * p.x_run.divisor;
@@ -135,7 +133,6 @@ __device__ inline void LoadRuns(const PackedParams& p, const char* x,
       const uint32_t column = unit - run * p.x_run.divisor;
       held[k] = LoadGlobal<kVector>(x + runs[run] + column * kVector);
     }
-    if (first == threadIdx.x) meanwhile();
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const uint32_t unit = first + k * kPackedThreads;
@@ -222,20 +219,18 @@ __launch_bounds__(kPackedThreads, kPackedResident<kElement>) void PackedKernel(
   BuildRuns(p.y_run_dims, p.y_run_rank, p.y_runs, y_runs);
 
   Places<kElement> places;
+  places.Find(p);
   for (uint32_t tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
     int64_t x_offset, y_offset;
     p.walk.Locate(tile, &x_offset, &y_offset);
-    const auto find = [&] {
-      if (tile == blockIdx.x) places.Find(p);
-    };
     constexpr int kNarrow = kElement < 4 ? 4 : kElement;
     __syncthreads();  // the runs are known, the last tile has left
     if (p.x_vector == 16) {
-      LoadRuns<kElement, 16>(p, x + x_offset, x_runs, shared, find);
+      LoadRuns<kElement, 16>(p, x + x_offset, x_runs, shared);
     } else if (kElement < 4 && p.x_vector == 4) {
-      LoadRuns<kElement, kNarrow>(p, x + x_offset, x_runs, shared, find);
+      LoadRuns<kElement, kNarrow>(p, x + x_offset, x_runs, shared);
     } else {
-      LoadRuns<kElement, kElement>(p, x + x_offset, x_runs, shared, find);
+      LoadRuns<kElement, kElement>(p, x + x_offset, x_runs, shared);
     }
     __syncthreads();  // the tile is here
     if (p.y_vector == 16) {

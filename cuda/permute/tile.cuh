@@ -33,7 +33,7 @@ struct Tile {
   // Blocks of a multiprocessor, whose registers they share: as many as leave a
   // thread enough for its loads. Left to itself, the compiler spills some.
   static constexpr int kBlocks = (kLoad < 16      ? 1024
-                                  : kElement <= 2 ? 640
+                                  : kElement <= 2 ? (kStore < 16 ? 512 : 640)
                                                   : 1280) /
                                  kThreads;
   static_assert(kColumns * kPatchesAcross % kThreads == 0);
