@@ -112,14 +112,16 @@ struct Places {
   }
 };
 
-// Runs of x to shared memory, kVector bytes per load; as many loads are in
-// flight as 16 registers hold. Past the last unit a thread takes that again,
-// and does not keep it, so that no load waits for a branch.
+// Runs of x to shared memory, kVector bytes per load, several in flight. Past
+// the last unit a thread takes that again, and does not keep it, so that no
+// load waits for a branch.
 template <int kElement, int kVector>
 __device__ inline void LoadRuns(const PackedParams& p, const char* x,
                                 const int64_t* runs, char* shared) {
   constexpr int kUnits = PackedShare(kElement) / kVector;
-  constexpr int kInFlight = kUnits < 16 ? kUnits : 16;
+  // Beside the places, 16 registers of narrow elements.
+  constexpr int kMost = kElement < 4 ? 8 : 16;
+  constexpr int kInFlight = kUnits < kMost ? kUnits : kMost;
   const uint32_t units = p.x_runs * p.x_run.divisor;
 #pragma unroll 1
   for (uint32_t first = threadIdx.x; first < units + threadIdx.x;
