@@ -24,6 +24,14 @@ __host__ __device__ constexpr int PackedShare(int element) {
 // places once for many tiles.
 template <int kElement>
 inline constexpr int kPackedResident = 4;
+// Blackwell's assembler wants more registers than a fourth block leaves.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+template <int kElement>
+inline constexpr int kPackedBounds = 2;
+#else
+template <int kElement>
+inline constexpr int kPackedBounds = kPackedResident<kElement>;
+#endif
 
 // Shared memory is padded by one bank per 32 banks and one more per 32 x 32,
 // which spreads any power-of-two stride: with word w at w + w/32 + w/1024, 32
@@ -171,7 +179,7 @@ __device__ inline void StoreRuns(const PackedParams& p, char* y,
   constexpr int kSide = kVector / kElement;
   constexpr int kUnits = PackedShare(kElement) / kVector;
   // As many as 8 registers hold.
-  constexpr int kTogether = kVector == 16 ? 2 : kUnits < 32 ? 4 : 8;
+  constexpr int kTogether = kVector == 16 ? 2 : 4;
   const uint32_t units = p.y_runs * p.y_run.divisor;
 #pragma unroll
   for (int first = 0; first < kUnits; first += kTogether) {
@@ -210,7 +218,7 @@ __device__ inline void StoreRuns(const PackedParams& p, char* y,
 // over its neighbour, and both write the same bytes.
 template <int kElement>
 __global__
-__launch_bounds__(kPackedThreads, kPackedResident<kElement>) void PackedKernel(
+__launch_bounds__(kPackedThreads, kPackedBounds<kElement>) void PackedKernel(
     const __grid_constant__ PackedParams p, const char* __restrict__ x,
     char* __restrict__ y) {
   char* shared = SharedMemory();
