@@ -24,10 +24,11 @@ __host__ __device__ constexpr int PackedShare(int element) {
 // places once for many tiles.
 template <int kElement>
 inline constexpr int kPackedResident = 4;
-// Blackwell's assembler wants more registers than a fourth block leaves.
+// Blackwell's assembler wants more registers than a fourth block leaves, and of
+// halves more than a second.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 template <int kElement>
-inline constexpr int kPackedBounds = 2;
+inline constexpr int kPackedBounds = kElement == 2 ? 1 : 2;
 #else
 template <int kElement>
 inline constexpr int kPackedBounds = kPackedResident<kElement>;
