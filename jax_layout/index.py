@@ -32,7 +32,12 @@ _ATOMIC = "float32 float64 complex64 complex128 int32 int64 uint32 uint64".split
 
 
 def index_select(
-    x: ArrayLike, axis: int, index: ArrayLike, *, mode: Mode = "fill"
+    x: ArrayLike,
+    axis: int,
+    index: ArrayLike,
+    *,
+    mode: Mode = "fill",
+    deterministic: bool = True,
 ) -> Array:
     """The rows of x along an axis that an index names, as `torch.index_select`.
 
@@ -47,6 +52,7 @@ def index_select(
         smallest integer, the largest unsigned one, True); "clip", the nearest row;
         "error", an error under `jax.experimental.checkify` and when called eagerly.
         Gradients of filled rows are zero.
+      deterministic: of its gradient, as of `index_add`.
 
     Returns:
       shape of `x` with n in place of the axis, dtype of `x`.
@@ -66,8 +72,8 @@ def index_select(
     index = _index("index_select", index, x, axis, mode)
     if x.ndim == 0:
         _one("index_select", index)
-        return _select(x[None], index, 0, mode)[0]
-    return _select(x, index, axis, mode)
+        return _select(x[None], index, 0, mode, bool(deterministic))[0]
+    return _select(x, index, axis, mode, bool(deterministic))
 
 
 def index_add(
@@ -97,7 +103,8 @@ def index_add(
         `x.at[index].add`; "clip" adds it to the nearest; "error" is as in
         `index_select`.
       deterministic: False allows a GPU to add atomically: in any order, without
-        sorting the indices first. CPUs need neither.
+        sorting the indices first. CPUs need neither. Gradients of gradients do as
+        their function does.
 
     Returns:
       shape and dtype of `x`.
@@ -188,16 +195,18 @@ def _check(name: str, index: Array, extent: int) -> None:
     )
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
-def _select_jit(x: Array, index: Array, axis: int, mode: str) -> Array:
-    return index_select_p(x, index, axis=axis, mode=mode)
+@functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
+def _select_jit(
+    x: Array, index: Array, axis: int, mode: str, deterministic: bool
+) -> Array:
+    return index_select_p(x, index, axis=axis, mode=mode, deterministic=deterministic)
 
 
-def _select(x: Array, index: Array, axis: int, mode: str) -> Array:
+def _select(x: Array, index: Array, axis: int, mode: str, deterministic: bool) -> Array:
     if mode == "error":
         _check("index_select", index, x.shape[axis])
         mode = "fill"
-    return _select_jit(x, index, axis, mode)
+    return _select_jit(x, index, axis, mode, deterministic)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
@@ -229,7 +238,8 @@ def _whole_bytes(dtype: Any) -> bool:
     return jax.dtypes.itemsize_bits(dtype) >= 8
 
 
-# --- index_select_p: `mode` is "fill", "clip", or "zero", which fills with zeros
+# --- index_select_p: `mode` is "fill", "clip", or "zero", which fills with zeros;
+# `deterministic` is what its transpose is told
 
 
 def fill_value(dtype: Any, mode: str) -> Any:
@@ -245,7 +255,13 @@ def fill_value(dtype: Any, mode: str) -> Any:
 
 
 def _select_lax(
-    x: Array, index: Array, *, axis: int, mode: str, wrap: bool = True
+    x: Array,
+    index: Array,
+    *,
+    axis: int,
+    mode: str,
+    wrap: bool = True,
+    deterministic: bool = True,
 ) -> Array:
     batch = index.ndim - 1
     extent = x.shape[axis]
@@ -269,7 +285,14 @@ def _select_lax(
 
 
 def _select_kernel(
-    platform: str, x: Any, index: Any, *, axis: int, mode: str, wrap: bool = True
+    platform: str,
+    x: Any,
+    index: Any,
+    *,
+    axis: int,
+    mode: str,
+    wrap: bool = True,
+    deterministic: bool = True,
 ) -> Kernel | None:
     if not _whole_bytes(x.dtype) or x.size == 0 or index.size == 0:
         return None
@@ -291,7 +314,14 @@ def _select_jvp(
 
 
 def _select_transpose(
-    ct: Any, x: Any, index: Any, *, axis: int, mode: str, **params: Any
+    ct: Any,
+    x: Any,
+    index: Any,
+    *,
+    axis: int,
+    mode: str,
+    deterministic: bool = True,
+    **params: Any,
 ) -> list[Any]:
     out = index_add_p(
         index,
@@ -299,7 +329,7 @@ def _select_transpose(
         axis=axis,
         extent=x.aval.shape[axis],
         clip=mode == "clip",
-        deterministic=True,
+        deterministic=deterministic,
         **params,
     )
     sharding = placement(x.aval)
@@ -450,13 +480,16 @@ def _add_transpose(
     *x: Any,
     axis: int,
     clip: bool,
+    deterministic: bool,
     wrap: bool = True,
     **params: Any,
 ) -> list[Any]:
     ct_source = None
     if ad.is_undefined_primal(source):
         mode = "clip" if clip else "zero"
-        ct_source = index_select_p(ct, index, axis=axis, mode=mode, wrap=wrap)
+        ct_source = index_select_p(
+            ct, index, axis=axis, mode=mode, wrap=wrap, deterministic=deterministic
+        )
         sharding = placement(source.aval)
         if sharding is not None:
             ct_source = jax.sharding.reshard(ct_source, sharding)

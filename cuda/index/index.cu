@@ -29,7 +29,7 @@ struct IndexParams {
   FastDivider<UInt> row, count, outer;  // units of a row, rows, slices
   int64_t extent, row_bytes;
   bool wide, clip, wrap;
-  char fill[16];  // a unit
+  alignas(16) char fill[16];  // a unit
 
   IndexParams(const IndexPlan& p, int unit)
       : units(static_cast<UInt>(p.batch * p.outer * p.count * p.inner_bytes() /
@@ -70,34 +70,73 @@ __device__ inline int64_t LoadIndex(const void* index, bool wide, int64_t i) {
               : static_cast<int64_t>(__ldg(static_cast<const int*>(index) + i));
 }
 
-// Launch: 1-D; a block writes kThreads * kInFlight consecutive units of y, each
-// thread every kThreads-th, whose loads go out together.
+// Several, on their way together.
+template <int kCount>
+__device__ inline void LoadIndices(const void* index, bool wide,
+                                   const int64_t (&at)[kCount],
+                                   int64_t (&name)[kCount]) {
+  if (wide) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) name[k] = LoadIndex(index, true, at[k]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) name[k] = LoadIndex(index, false, at[k]);
+  }
+}
+
+// What a thread moves: every kThreads-th unit of a block's kThreads *
+// kInFlight. Past the last unit it takes that again, so that no load waits for
+// a branch.
+template <typename UInt>
+struct Units {
+  UInt unit[kInFlight];
+  int64_t row[kInFlight];                       // -1 for none
+  int64_t slice[kInFlight], column[kInFlight];  // bytes: of x or y, of the row
+
+  __device__ Units(const IndexParams<UInt>& p, const void* index,
+                   int unit_bytes) {
+    int64_t at[kInFlight], name[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      unit[k] = UInt{blockIdx.x} * (kThreads * kInFlight) + k * kThreads +
+                threadIdx.x;
+      const Place place =
+          Locate(p, unit[k] < p.units ? unit[k] : p.units - 1, unit_bytes);
+      at[k] = place.batch + place.position;
+      slice[k] = place.slice * p.extent * p.row_bytes;
+      column[k] = place.column;
+    }
+    LoadIndices(index, p.wide, at, name);
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      row[k] = ResolveIndex(name[k], p.extent, p.clip, p.wrap);
+    }
+  }
+};
+
+// Launch: 1-D; a block writes kThreads * kInFlight consecutive units of y,
+// whose loads go out together.
 template <int kUnit, typename UInt>
 __global__ __launch_bounds__(kThreads) void SelectKernel(
     const __grid_constant__ IndexParams<UInt> p, const char* __restrict__ x,
     const void* __restrict__ index, char* __restrict__ y) {
-  const UInt first = UInt{blockIdx.x} * (kThreads * kInFlight) + threadIdx.x;
-  Packet<kUnit> held[kInFlight];
+  const Units<UInt> of(p, index, kUnit);
+  Packet<kUnit> held[kInFlight], fill;
+  memcpy(fill.word, p.fill, kUnit);
 #pragma unroll
   for (int k = 0; k < kInFlight; ++k) {
-    const UInt unit = first + k * kThreads;
-    if (unit >= p.units) continue;
-    const Place at = Locate(p, unit, kUnit);
-    const int64_t row =
-        ResolveIndex(LoadIndex(index, p.wide, at.batch + at.position), p.extent,
-                     p.clip, p.wrap);
-    if (row < 0) {
-      memcpy(held[k].word, p.fill, kUnit);
-    } else {
-      held[k] = LoadGlobal<kUnit>(
-          x + (at.slice * p.extent + row) * p.row_bytes + at.column);
-    }
+    const int64_t row = of.row[k] < 0 ? 0 : of.row[k];
+    held[k] =
+        LoadGlobal<kUnit>(x + of.slice[k] + row * p.row_bytes + of.column[k]);
   }
 #pragma unroll
   for (int k = 0; k < kInFlight; ++k) {
-    const UInt unit = first + k * kThreads;
-    if (unit < p.units) {
-      StoreGlobal<kUnit>(y + static_cast<int64_t>(unit) * kUnit, held[k]);
+#pragma unroll
+    for (int w = 0; w < Packet<kUnit>::kWords; ++w) {
+      if (of.row[k] < 0) held[k].word[w] = fill.word[w];
+    }
+    if (of.unit[k] < p.units) {
+      StoreGlobal<kUnit>(y + static_cast<int64_t>(of.unit[k]) * kUnit, held[k]);
     }
   }
 }
@@ -145,36 +184,62 @@ __device__ Elements<kUnit, Stored> LoadWritable(const char* from) {
 
 // Launch: 1-D; a thread per unit of source, in the order of the sorted index.
 // Where a row of y begins to occur in it, the thread adds all that do, in
-// order, and owns that unit of y; the others leave.
+// order, and owns that unit of y; the others leave. What occurs again is
+// fetched in eights, units of 8 bytes and more in fours: their places, then
+// their rows.
 template <typename Element, int kUnit, typename UInt>
-__global__ __launch_bounds__(kThreads, 4) void AddSortedKernel(
+__global__ __launch_bounds__(kThreads, 3) void AddSortedKernel(
     const __grid_constant__ IndexParams<UInt> p, const void* __restrict__ index,
     const int* __restrict__ order, const char* __restrict__ source, char* y) {
   using Stored = typename Element::Stored;
   constexpr int kCount = kUnit / sizeof(Stored);
+  constexpr int kFetched = kUnit < 8 ? 8 : 4;
   const UInt unit = UInt{blockIdx.x} * kThreads + threadIdx.x;
   if (unit >= p.units) return;
   const Place at = Locate(p, unit, kUnit);
-  const int64_t name = LoadIndex(index, p.wide, at.batch + at.position);
-  if (at.position > 0 &&
-      LoadIndex(index, p.wide, at.batch + at.position - 1) == name) {
-    return;
-  }
-  const int64_t row = ResolveIndex(name, p.extent, p.clip, p.wrap);
+  const int64_t count = p.count.divisor, last = at.batch + count - 1;
+  const int64_t here = at.batch + at.position;
+  // Before, here and behind, where there are such.
+  int64_t name[3];
+  LoadIndices<3>(index, p.wide,
+                 {here - (at.position > 0), here, here + (here < last)}, name);
+  const int from_here = __ldg(order + here);  // also on its way
+  if (at.position > 0 && name[0] == name[1]) return;
+  const int64_t row = ResolveIndex(name[1], p.extent, p.clip, p.wrap);
   if (row < 0) return;
+  source += at.slice * count * p.row_bytes + at.column;
   char* to = y + (at.slice * p.extent + row) * p.row_bytes + at.column;
   const auto old = LoadWritable<kUnit, Stored>(to);
   typename Element::Sum sum[kCount];
 #pragma unroll
   for (int e = 0; e < kCount; ++e) sum[e] = Element::Load(old.value[e]);
-  const int64_t count = p.count.divisor;
-  for (int64_t i = at.position; i < count; ++i) {
-    if (LoadIndex(index, p.wide, at.batch + i) != name) break;
-    const int64_t from = at.slice * count + __ldg(order + at.batch + i);
-    const auto add = ToElements<kUnit, Stored>(
-        LoadGlobal<kUnit>(source + from * p.row_bytes + at.column));
+  const auto add = [&](const Packet<kUnit>& packet) {
+    const auto addend = ToElements<kUnit, Stored>(packet);
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) sum[e] += Element::Load(add.value[e]);
+    for (int e = 0; e < kCount; ++e) sum[e] += Element::Load(addend.value[e]);
+  };
+  add(LoadGlobal<kUnit>(source + from_here * p.row_bytes));
+  bool more = here < last && name[2] == name[1];
+#pragma unroll 1
+  for (int64_t first = here + 1; more; first += kFetched) {
+    int64_t place[kFetched], names[kFetched];
+    int from[kFetched];
+#pragma unroll
+    for (int k = 0; k < kFetched; ++k) {
+      place[k] = first + k < last ? first + k : last;
+      from[k] = __ldg(order + place[k]);
+    }
+    LoadIndices(index, p.wide, place, names);
+    Packet<kUnit> held[kFetched];
+#pragma unroll
+    for (int k = 0; k < kFetched; ++k) {
+      held[k] = LoadGlobal<kUnit>(source + from[k] * p.row_bytes);
+    }
+#pragma unroll
+    for (int k = 0; k < kFetched; ++k) {
+      more = first + k <= last && names[k] == name[1];
+      if (more) add(held[k]);
+    }
   }
   Stored out[kCount];
 #pragma unroll
@@ -184,23 +249,28 @@ __global__ __launch_bounds__(kThreads, 4) void AddSortedKernel(
   StoreGlobal<kUnit>(to, packet);
 }
 
-// Launch: 1-D; a thread per element of source.
+// Launch: 1-D; a block adds kThreads * kInFlight consecutive elements of
+// source, whose loads go out together.
 template <typename T, typename UInt>
 __global__ __launch_bounds__(kThreads) void AddAtomicKernel(
     const __grid_constant__ IndexParams<UInt> p, const void* __restrict__ index,
     const char* __restrict__ source, char* y) {
-  const UInt unit = UInt{blockIdx.x} * kThreads + threadIdx.x;
-  if (unit >= p.units) return;
-  const Place at = Locate(p, unit, sizeof(T));
-  const int64_t row =
-      ResolveIndex(LoadIndex(index, p.wide, at.batch + at.position), p.extent,
-                   p.clip, p.wrap);
-  if (row < 0) return;
-  const auto add = ToElements<sizeof(T), T>(
-      LoadGlobal<sizeof(T)>(source + static_cast<int64_t>(unit) * sizeof(T)));
-  atomicAdd(reinterpret_cast<T*>(y + (at.slice * p.extent + row) * p.row_bytes +
-                                 at.column),
-            add.value[0]);
+  const Units<UInt> of(p, index, sizeof(T));
+  Packet<sizeof(T)> held[kInFlight];
+#pragma unroll
+  for (int k = 0; k < kInFlight; ++k) {
+    const UInt unit = of.unit[k] < p.units ? of.unit[k] : p.units - 1;
+    held[k] =
+        LoadGlobal<sizeof(T)>(source + static_cast<int64_t>(unit) * sizeof(T));
+  }
+#pragma unroll
+  for (int k = 0; k < kInFlight; ++k) {
+    if (of.unit[k] < p.units && of.row[k] >= 0) {
+      atomicAdd(reinterpret_cast<T*>(y + of.slice[k] + of.row[k] * p.row_bytes +
+                                     of.column[k]),
+                ToElements<sizeof(T), T>(held[k]).value[0]);
+    }
+  }
 }
 
 template <typename... Params>
@@ -285,7 +355,7 @@ struct Adder {
       } else {
         const IndexParams<UInt> params(p, unit);
         return Launch("index_add", AddAtomicKernel<T, UInt>, params.units,
-                      kThreads, stream, params, index,
+                      kThreads * kInFlight, stream, params, index,
                       static_cast<const char*>(source), static_cast<char*>(y));
       }
     });

@@ -3,7 +3,7 @@
 // Everything else: chunks that are no vector, tiny axes (3 channels, a few
 // heads), and reversals of many axes. A tile is a box over as many leading
 // axes of x and of y as make long contiguous runs in both; shared memory holds
-// it in x's order, and a table of positions turns that into y's.
+// it in x's order, and each thread knows where in it its part of y's is.
 #ifndef JAX_LAYOUT_CUDA_PERMUTE_PACKED_CUH_
 #define JAX_LAYOUT_CUDA_PERMUTE_PACKED_CUH_
 
@@ -15,11 +15,24 @@
 namespace jax_layout {
 
 inline constexpr int kPackedThreads = 256;
+// Bytes of a tile that a thread moves, at most: 32 elements.
+__host__ __device__ constexpr int PackedShare(int element) {
+  return element == 1 ? 32 : 64;
+}
 
-// Blocks on a multiprocessor, by its registers: one wave of them builds its
-// tables once for many tiles.
+// Blocks on a multiprocessor, by its registers: one wave of them finds its
+// places once for many tiles.
 template <int kElement>
-inline constexpr int kPackedResident = kElement < 16 ? 4 : 3;
+inline constexpr int kPackedResident = 4;
+// Blackwell's assembler wants more registers than a fourth block leaves, and of
+// halves more than a second.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+template <int kElement>
+inline constexpr int kPackedBounds = kElement == 2 ? 1 : 2;
+#else
+template <int kElement>
+inline constexpr int kPackedBounds = kPackedResident<kElement>;
+#endif
 
 // Shared memory is padded by one bank per 32 banks and one more per 32 x 32,
 // which spreads any power-of-two stride: with word w at w + w/32 + w/1024, 32
@@ -34,12 +47,11 @@ __host__ __device__ constexpr uint32_t Padded(uint32_t element,
 
 // The parts of a block's shared memory, in order.
 struct PackedShared {
-  uint32_t table, x_runs, y_runs, bytes;  // offsets; the elements are at 0
+  uint32_t x_runs, y_runs, bytes;  // offsets; the elements are at 0
 
   __host__ __device__ PackedShared(int element, uint32_t elements,
                                    uint32_t x_run_count, uint32_t y_run_count) {
-    table = (Padded(element, elements * element) + 15) / 16 * 16;
-    x_runs = (table + elements * 2 + 15) / 16 * 16;
+    x_runs = (Padded(element, elements * element) + 15) / 16 * 16;
     y_runs = x_runs + x_run_count * 8;
     bytes = y_runs + y_run_count * 8;
   }
@@ -60,23 +72,77 @@ __device__ inline void BuildRuns(const PackedParams::Run* dims, int rank,
   }
 }
 
-// Runs of x to shared memory, kVector bytes per load, four loads in flight.
+// Where in shared memory the elements are that a thread gathers, in the order
+// in which it does: the same ones of every tile, so registers hold them.
+template <int kElement>
+struct Places {
+  static constexpr int kCount = PackedShare(kElement) / kElement;
+  static constexpr int kTogether = kElement == 1 ? 8 : 4;
+  uint32_t pair[(kCount + 1) / 2];  // of 16 bits each
+
+  __device__ uint32_t operator[](int k) const {
+    return k % 2 == 0 ? pair[k / 2] & 0xffff : pair[k / 2] >> 16;
+  }
+
+  // Place k is of element k % side of the thread's unit k / side.
+  __device__ void Find(const PackedParams& p) {
+    const uint32_t side = p.y_vector / kElement, last = p.elements - side;
+#pragma unroll
+    for (int first = 0; first < kCount; first += kTogether) {
+      uint32_t index[kTogether], position[kTogether];
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) {
+        const uint32_t k = first + t, e = k & (side - 1);
+        index[t] = threadIdx.x * side + (k - e) * kPackedThreads;
+        index[t] = (index[t] < last ? index[t] : last) + e;
+        position[t] = 0;
+      }
+#pragma unroll 1
+      for (int d = 0; d < p.rank - 1; ++d) {
+        const PackedParams::Order order = p.order[d];
+#pragma unroll
+        for (int t = 0; t < kTogether; ++t) {
+          const uint32_t rest = order.extent.Quotient(index[t]);
+          position[t] +=
+              (index[t] - rest * order.extent.divisor) * order.stride;
+          index[t] = rest;
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < kTogether; ++t) {
+        position[t] += index[t] * p.last_stride;
+        position[t] = Padded(kElement, position[t] * kElement) / kElement;
+      }
+#pragma unroll
+      for (int t = 0; t < kTogether; t += 2) {
+        pair[(first + t) / 2] = position[t] | position[t + 1] << 16;
+      }
+    }
+  }
+};
+
+// Runs of x to shared memory, kVector bytes per load, several in flight. Past
+// the last unit a thread takes that again, and does not keep it, so that no
+// load waits for a branch.
 template <int kElement, int kVector>
 __device__ inline void LoadRuns(const PackedParams& p, const char* x,
                                 const int64_t* runs, char* shared) {
-  constexpr int kInFlight = 4;
+  constexpr int kUnits = PackedShare(kElement) / kVector;
+  // Beside the places, 16 registers of narrow elements.
+  constexpr int kMost = kElement < 4 ? 8 : 16;
+  constexpr int kInFlight = kUnits < kMost ? kUnits : kMost;
   const uint32_t units = p.x_runs * p.x_run.divisor;
-  for (uint32_t first = threadIdx.x; first < units;
+#pragma unroll 1
+  for (uint32_t first = threadIdx.x; first < units + threadIdx.x;
        first += kInFlight * kPackedThreads) {
     Packet<kVector> held[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
-      const uint32_t unit = first + k * kPackedThreads;
-      if (unit < units) {
-        const uint32_t run = p.x_run.Quotient(unit);
-        const uint32_t column = unit - run * p.x_run.divisor;
-        held[k] = LoadGlobal<kVector>(x + runs[run] + column * kVector);
-      }
+      uint32_t unit = first + k * kPackedThreads;
+      unit = unit < units ? unit : units - 1;
+      const uint32_t run = p.x_run.Quotient(unit);
+      const uint32_t column = unit - run * p.x_run.divisor;
+      held[k] = LoadGlobal<kVector>(x + runs[run] + column * kVector);
     }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
@@ -105,53 +171,46 @@ __device__ inline void LoadRuns(const PackedParams& p, const char* x,
   }
 }
 
-// Shared memory to runs of y, kVector bytes per store, gathered through the
-// table.
+// Shared memory to runs of y, kVector bytes per store. Past the last unit a
+// thread stores that again, the same bytes, so that nothing branches.
 template <int kElement, int kVector>
 __device__ inline void StoreRuns(const PackedParams& p, char* y,
                                  const int64_t* runs, const char* shared,
-                                 const unsigned short* table) {
+                                 const Places<kElement>& places) {
   constexpr int kSide = kVector / kElement;
-  constexpr int kEntryBytes = kSide * 2 < 16 ? kSide * 2 : 16;
-  constexpr int kEntries = kEntryBytes / 2;  // per read of the table
-  constexpr int kHeld = 2;  // vectors gathered before the first is stored
+  constexpr int kUnits = PackedShare(kElement) / kVector;
+  // As many as 8 registers hold.
+  constexpr int kTogether = kVector == 16 ? 2 : 4;
   const uint32_t units = p.y_runs * p.y_run.divisor;
-  for (uint32_t first = threadIdx.x; first < units;
-       first += kHeld * kPackedThreads) {
-    Packet<kVector> out[kHeld] = {};
-    char* to[kHeld];
 #pragma unroll
-    for (int h = 0; h < kHeld; ++h) {
-      const uint32_t unit = first + h * kPackedThreads;
-      if (unit >= units) continue;
+  for (int first = 0; first < kUnits; first += kTogether) {
+    if (first * kPackedThreads >= units) return;  // the whole block
+    char* to[kTogether];
+    Packet<kVector> out[kTogether] = {};
+#pragma unroll
+    for (int h = 0; h < kTogether; ++h) {
+      uint32_t unit = threadIdx.x + (first + h) * kPackedThreads;
+      unit = unit < units ? unit : units - 1;
       const uint32_t run = p.y_run.Quotient(unit);
       const uint32_t column = unit - run * p.y_run.divisor;
       to[h] = y + runs[run] + column * kVector;
 #pragma unroll
-      for (int e = 0; e < kSide; e += kEntries) {
-        const auto entries = LoadShared<kEntryBytes>(
-            reinterpret_cast<const char*>(table + unit * kSide + e));
+      for (int e = 0; e < kSide; ++e) {
+        const uint32_t place = places[(first + h) * kSide + e];
+        const auto element = LoadShared<kElement>(shared + place * kElement);
+        const int at = e * kElement;  // byte of the vector
+        if constexpr (kElement < 4) {
+          out[h].word[at / 4] |= element.word[0] << (at % 4 * 8);
+        } else {
 #pragma unroll
-        for (int k = 0; k < kEntries; ++k) {
-          const uint32_t entry = entries.word[k / 2] >> (k % 2 * 16) & 0xffff;
-          const auto element = LoadShared<kElement>(shared + entry * kElement);
-          const int at = (e + k) * kElement;  // byte of the vector
-          if constexpr (kElement < 4) {
-            out[h].word[at / 4] |= element.word[0] << (at % 4 * 8);
-          } else {
-#pragma unroll
-            for (int w = 0; w < kElement / 4; ++w) {
-              out[h].word[at / 4 + w] = element.word[w];
-            }
+          for (int w = 0; w < kElement / 4; ++w) {
+            out[h].word[at / 4 + w] = element.word[w];
           }
         }
       }
     }
 #pragma unroll
-    for (int h = 0; h < kHeld; ++h) {
-      const uint32_t unit = first + h * kPackedThreads;
-      if (unit < units) StoreGlobal<kVector>(to[h], out[h]);
-    }
+    for (int h = 0; h < kTogether; ++h) StoreGlobal<kVector>(to[h], out[h]);
   }
 }
 
@@ -160,50 +219,37 @@ __device__ inline void StoreRuns(const PackedParams& p, char* y,
 // over its neighbour, and both write the same bytes.
 template <int kElement>
 __global__
-__launch_bounds__(kPackedThreads, kPackedResident<kElement>) void PackedKernel(
+__launch_bounds__(kPackedThreads, kPackedBounds<kElement>) void PackedKernel(
     const __grid_constant__ PackedParams p, const char* __restrict__ x,
     char* __restrict__ y) {
   char* shared = SharedMemory();
   const PackedShared parts(kElement, p.elements, p.x_runs, p.y_runs);
-  auto* table = reinterpret_cast<unsigned short*>(shared + parts.table);
   auto* x_runs = reinterpret_cast<int64_t*>(shared + parts.x_runs);
   auto* y_runs = reinterpret_cast<int64_t*>(shared + parts.y_runs);
-
-  // table[n]: where the n-th element of the tile in y's order is.
-  for (uint32_t n = threadIdx.x; n < p.elements; n += kPackedThreads) {
-    uint32_t index = n, position = 0;
-    for (int d = 0; d < p.rank; ++d) {
-      const uint32_t rest = p.order[d].extent.Quotient(index);
-      position +=
-          (index - rest * p.order[d].extent.divisor) * p.order[d].stride;
-      index = rest;
-    }
-    table[n] = static_cast<unsigned short>(
-        Padded(kElement, position * kElement) / kElement);
-  }
   BuildRuns(p.x_run_dims, p.x_run_rank, p.x_runs, x_runs);
   BuildRuns(p.y_run_dims, p.y_run_rank, p.y_runs, y_runs);
 
+  Places<kElement> places;
+  places.Find(p);
   for (uint32_t tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
     int64_t x_offset, y_offset;
     p.walk.Locate(tile, &x_offset, &y_offset);
-    __syncthreads();  // the tables are built, the last tile has left
+    constexpr int kNarrow = kElement < 4 ? 4 : kElement;
+    __syncthreads();  // the runs are known, the last tile has left
     if (p.x_vector == 16) {
       LoadRuns<kElement, 16>(p, x + x_offset, x_runs, shared);
     } else if (kElement < 4 && p.x_vector == 4) {
-      LoadRuns < kElement,
-          kElement<4 ? 4 : kElement>(p, x + x_offset, x_runs, shared);
+      LoadRuns<kElement, kNarrow>(p, x + x_offset, x_runs, shared);
     } else {
       LoadRuns<kElement, kElement>(p, x + x_offset, x_runs, shared);
     }
     __syncthreads();  // the tile is here
     if (p.y_vector == 16) {
-      StoreRuns<kElement, 16>(p, y + y_offset, y_runs, shared, table);
+      StoreRuns<kElement, 16>(p, y + y_offset, y_runs, shared, places);
     } else if (kElement < 4 && p.y_vector == 4) {
-      StoreRuns < kElement,
-          kElement<4 ? 4 : kElement>(p, y + y_offset, y_runs, shared, table);
+      StoreRuns<kElement, kNarrow>(p, y + y_offset, y_runs, shared, places);
     } else {
-      StoreRuns<kElement, kElement>(p, y + y_offset, y_runs, shared, table);
+      StoreRuns<kElement, kElement>(p, y + y_offset, y_runs, shared, places);
     }
   }
 }
@@ -225,10 +271,9 @@ class PackedPlanner {
     std::sort(x_order_, x_order_ + rank_, [this](int a, int b) {
       return axes_[a].x_stride < axes_[b].x_stride;
     });
-    // 16 KB of elements, less where launching dominates, and no more than
-    // 2^13 of them, for the table's sake.
-    const int64_t tile_bytes = plan.size < kSmallBytes ? 1 << 12 : 1 << 14;
-    max_elements_ = std::min<int64_t>(tile_bytes / element, 1 << 13);
+    // Less where launching dominates.
+    max_elements_ = kPackedThreads * PackedShare(element) / element /
+                    (plan.size < kSmallBytes ? 4 : 1);
   }
 
   PackedParams Plan() {
@@ -266,6 +311,7 @@ class PackedPlanner {
       p.order[p.rank++] = {FastDivider<uint32_t>(box_[k]),
                            static_cast<uint32_t>(position[k])};
     }
+    if (p.rank > 0) p.last_stride = p.order[p.rank - 1].stride;
     p.x_vector = PlanRuns(x_order_, &Axis::x_stride, p.x_run_dims,
                           &p.x_run_rank, &p.x_runs, &p.x_run);
     p.y_vector = PlanRuns(y_order_, &Axis::y_stride, p.y_run_dims,

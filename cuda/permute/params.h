@@ -71,7 +71,8 @@ struct CopyParams {
 // UInt holds the count of units, below half its range.
 template <typename UInt>
 struct RowsParams {
-  int unit;  // bytes per access
+  int unit;    // bytes per access
+  bool words;  // of y are whole, whatever the rows
   int threads;
   UInt units;                // in y
   UInt rows;                 // in y
@@ -81,9 +82,9 @@ struct RowsParams {
 
 // Within a slice, y[j, i] = x[i, j], both with contiguous last axis.
 struct TileParams {
-  int element;  // bytes
-  int vector;   // bytes per access
-  int edge;     // elements along each side of a tile
+  int element;      // bytes
+  int load, store;  // bytes per access of x and of y
+  int edge;         // elements along each side of a tile
   int64_t i_extent, j_extent;
   int64_t x_row, y_row;  // from i to i + 1 in x, from j to j + 1 in y
   uint32_t tiles;
@@ -91,8 +92,8 @@ struct TileParams {
   Walk<uint32_t> slices;
 };
 
-// A tile of at most 2^13 elements has at most 13 axes longer than 1.
-inline constexpr int kMaxTileRank = 13;
+// A tile of at most 2^14 elements has at most 14 axes longer than 1.
+inline constexpr int kMaxTileRank = 14;
 
 struct PackedParams {
   // Mixed radix, fastest first, and what one step adds to a position in
@@ -114,6 +115,7 @@ struct PackedParams {
   FastDivider<uint32_t> x_run, y_run;  // accesses per run
   int shared_bytes;
   int rank, x_run_rank, y_run_rank;
+  uint32_t last_stride;  // of order[rank - 1]
   Order order[kMaxTileRank];
   Run x_run_dims[kMaxTileRank], y_run_dims[kMaxTileRank];
   Walk<uint32_t> walk;  // over tiles

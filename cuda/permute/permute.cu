@@ -27,11 +27,12 @@ int PowerOfTwo(int64_t n, int64_t limit) {
   return static_cast<int>(n & -n);
 }
 
-PermuteKernel ChooseRows(const PermutePlan& plan, int unit) {
+PermuteKernel ChooseRows(const PermutePlan& plan, int unit, int alignment) {
+  const bool words = unit < 4 && alignment >= 4 && plan.chunk >= kRowBytes;
   if (plan.size / unit <= kMaxCount32) {
-    return {plan, PlanRows<uint32_t>(plan, unit)};
+    return {plan, PlanRows<uint32_t>(plan, unit, words)};
   }
-  return {plan, PlanRows<uint64_t>(plan, unit)};
+  return {plan, PlanRows<uint64_t>(plan, unit, words)};
 }
 
 // Fails only by what the runtime reports.
@@ -101,6 +102,12 @@ struct Launcher {
   template <typename UInt>
   Status operator()(const RowsParams<UInt>& p) const {
     const auto launch = [&]<int kUnit>(std::integral_constant<int, kUnit>) {
+      if constexpr (kUnit < 4) {
+        if (p.words) {
+          return Launch(RowWordsKernel<kUnit, UInt>, RowsBlocks(p), p.threads,
+                        0, p, x, y, stream);
+        }
+      }
       if (p.length.divisor >= kLongRow) {
         return Launch(RowsKernel<kUnit, UInt, true>, RowsBlocks(p), p.threads,
                       0, p, x, y, stream);
@@ -129,45 +136,65 @@ struct Launcher {
     return Unsupported();
   }
 
-  template <int kElement, int kVector, int kEdge, int kThreads>
+  template <int kElement, int kLoad, int kStore, int kEdge, int kThreads>
   Status LaunchTile(const TileParams& p) const {
-    return Launch(TileKernel<kElement, kVector, kEdge, kThreads>, p.tiles,
+    return Launch(TileKernel<kElement, kLoad, kStore, kEdge, kThreads>, p.tiles,
                   kThreads,
-                  Tile<kElement, kVector, kEdge, kThreads>::kSharedBytes, p, x,
-                  y, stream);
+                  Tile<kElement, kLoad, kStore, kEdge, kThreads>::kSharedBytes,
+                  p, x, y, stream);
   }
 
   Status operator()(const TileParams& p) const {
-    const auto key = [](int element, int vector, int edge) {
-      return (element * 32 + vector) * 256 + edge;
+    const auto key = [](int element, int load, int store, int edge) {
+      return ((element * 32 + load) * 32 + store) * 256 + edge;
     };
-    switch (key(p.element, p.vector, p.edge)) {
-      case key(1, 16, 128):
-        return LaunchTile<1, 16, 128, 64>(p);
-      case key(1, 4, 128):
-        return LaunchTile<1, 4, 128, 256>(p);
-      case key(1, 1, 128):
-        return LaunchTile<1, 1, 128, 256>(p);
-      case key(2, 16, 64):
-        return LaunchTile<2, 16, 64, 64>(p);
-      case key(2, 4, 64):
-        return LaunchTile<2, 4, 64, 256>(p);
-      case key(2, 2, 64):
-        return LaunchTile<2, 2, 64, 256>(p);
-      case key(4, 16, 64):
-        return LaunchTile<4, 16, 64, 256>(p);
-      case key(4, 16, 32):
-        return LaunchTile<4, 16, 32, 64>(p);
-      case key(4, 4, 64):
-        return LaunchTile<4, 4, 64, 256>(p);
-      case key(8, 16, 32):
-        return LaunchTile<8, 16, 32, 128>(p);
-      case key(8, 8, 32):
-        return LaunchTile<8, 8, 32, 256>(p);
-      case key(16, 16, 32):
-        return LaunchTile<16, 16, 32, 256>(p);
-      case key(16, 16, 16):
-        return LaunchTile<16, 16, 16, 64>(p);
+    switch (key(p.element, p.load, p.store, p.edge)) {
+      case key(1, 16, 16, 128):
+        return LaunchTile<1, 16, 16, 128, 64>(p);
+      case key(1, 16, 4, 128):
+        return LaunchTile<1, 16, 4, 128, 64>(p);
+      case key(1, 4, 16, 128):
+        return LaunchTile<1, 4, 16, 128, 256>(p);
+      case key(1, 4, 4, 128):
+        return LaunchTile<1, 4, 4, 128, 256>(p);
+      case key(1, 1, 16, 128):
+        return LaunchTile<1, 1, 16, 128, 256>(p);
+      case key(1, 1, 4, 128):
+        return LaunchTile<1, 1, 4, 128, 256>(p);
+      case key(2, 16, 16, 64):
+        return LaunchTile<2, 16, 16, 64, 64>(p);
+      case key(2, 16, 4, 64):
+        return LaunchTile<2, 16, 4, 64, 64>(p);
+      case key(2, 4, 16, 64):
+        return LaunchTile<2, 4, 16, 64, 256>(p);
+      case key(2, 4, 4, 64):
+        return LaunchTile<2, 4, 4, 64, 256>(p);
+      case key(2, 2, 16, 64):
+        return LaunchTile<2, 2, 16, 64, 256>(p);
+      case key(2, 2, 4, 64):
+        return LaunchTile<2, 2, 4, 64, 256>(p);
+      case key(4, 16, 16, 64):
+        return LaunchTile<4, 16, 16, 64, 256>(p);
+      case key(4, 16, 4, 64):
+        return LaunchTile<4, 16, 4, 64, 256>(p);
+      case key(4, 4, 16, 64):
+        return LaunchTile<4, 4, 16, 64, 256>(p);
+      case key(4, 4, 4, 64):
+        return LaunchTile<4, 4, 4, 64, 256>(p);
+      case key(8, 16, 16, 32):
+        return LaunchTile<8, 16, 16, 32, 128>(p);
+      case key(8, 16, 8, 32):
+        return LaunchTile<8, 16, 8, 32, 128>(p);
+      case key(8, 8, 16, 32):
+        return LaunchTile<8, 8, 16, 32, 256>(p);
+      case key(8, 8, 8, 32):
+        return LaunchTile<8, 8, 8, 32, 256>(p);
+      case key(4, 16, 16, 32):
+        return LaunchTile<4, 16, 16, 32, 64>(p);
+      case key(16, 16, 16, 32):
+        return LaunchTile<16, 16, 16, 32, 256>(p);
+      case key(16, 16, 16, 16):
+        return LaunchTile<16, 16, 16, 16, 64>(p);
     }
     return Unsupported();
   }
@@ -201,7 +228,7 @@ struct Launcher {
 PermuteKernel ChoosePermuteKernel(const PermutePlan& plan, int alignment) {
   if (plan.rank == 0) return {plan, CopyParams{alignment, plan.size}};
   const int unit = PowerOfTwo(plan.chunk, alignment);
-  if (plan.chunk >= kRowBytes) return ChooseRows(plan, unit);
+  if (plan.chunk >= kRowBytes) return ChooseRows(plan, unit, alignment);
   if (plan.chunk == unit && FitsTile(plan)) {
     const TileParams p = PlanTile(plan, alignment);
     if (p.tiles > 0) return {plan, p};
@@ -210,7 +237,7 @@ PermuteKernel ChoosePermuteKernel(const PermutePlan& plan, int alignment) {
     if (p.tiles > 0) return {plan, p};
   }
   // More tiles than 32 bits count: beyond any device's memory, yet correct.
-  return ChooseRows(plan, unit);
+  return ChooseRows(plan, unit, alignment);
 }
 
 Status Permute(const PermuteKernel& kernel, const void* x, void* y,

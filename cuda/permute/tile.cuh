@@ -10,167 +10,211 @@
 
 namespace jax_layout {
 
-// The shape of a block's work. A vector holds kSide elements, and a thread
-// turns square patches of kSide x kSide elements in its registers:
-// kSide vectors in, kSide vectors out.
-template <int kElement, int kVector, int kEdge, int kThreadCount>
+// The shape of a block's work. Shared memory holds y's rows in vectors of 16
+// bytes, of kDown elements. A thread turns patches in its registers: kDown
+// loads of kAcross elements each become kAcross vectors. Each side has the
+// accesses that it allows: kLoad and kStore bytes.
+template <int kElement, int kLoad, int kStore, int kEdge, int kThreadCount>
 struct Tile {
   static constexpr int kThreads = kThreadCount;
-  static constexpr int kSide = kVector / kElement;
-  static constexpr int kColumns = kEdge / kSide;  // vectors along an edge
-  static constexpr int kPatches = kColumns * kColumns / kThreads;  // per thread
-  // Patches held at a time: 8 loads in flight and their addresses still leave
-  // room for eight warps per scheduler; a patch of 16 is one anyway.
-  static constexpr int kHeld = kPatches < 8 / kSide ? kPatches
-                               : kSide < 8          ? 8 / kSide
-                                                    : 1;
-  static constexpr int kSharedBytes = kEdge * kEdge * kElement;
+  static constexpr int kDown = 16 / kElement;
+  static constexpr int kAcross = kLoad / kElement;
+  static constexpr int kRowBytes = kEdge * kElement;
+  static constexpr int kColumns = kRowBytes / 16;  // vectors of a row
+  static constexpr int kPatchesAcross = kEdge / kAcross;
+  static constexpr int kPatches = kColumns * kPatchesAcross / kThreads;
+  // Patches held at a time, of 8 loads, or 16 narrow ones: these and their
+  // addresses leave room for eight warps per scheduler.
+  static constexpr int kAtOnce = (kLoad < 16 ? 16 : 8) / kDown;
+  static constexpr int kHeld = kAtOnce < 1          ? 1
+                               : kAtOnce < kPatches ? kAtOnce
+                                                    : kPatches;
+  static constexpr int kSharedBytes = kEdge * kRowBytes;
   // Blocks of a multiprocessor, whose registers they share: as many as leave a
   // thread enough for its loads. Left to itself, the compiler spills some.
-  static constexpr int kBlocks = (kSide >= 8     ? 640
-                                  : kVector < 16 ? 768
-                                                 : 1280) /
+  static constexpr int kBlocks = (kLoad < 16      ? 1024
+                                  : kElement <= 2 ? (kStore < 16 ? 512 : 640)
+                                                  : 1280) /
                                  kThreads;
-  static_assert(kColumns * kColumns % kThreads == 0 && kPatches % kHeld == 0);
+  static_assert(kColumns * kPatchesAcross % kThreads == 0);
+  static_assert(kPatches % kHeld == 0);
   // Rows of shared memory are whole multiples of its 32 banks, which the
   // swizzle below relies on.
-  static_assert(kEdge * kElement % 128 == 0);
+  static_assert(kRowBytes % 128 == 0);
 
-  // Shared memory holds y's rows j as kColumns vectors each. The vector of
-  // patch column `column` in a row of patch row `patch` is moved by XOR: a
-  // warp that writes one column of many patches, and one that reads along a
-  // row, both touch all 32 banks evenly. Vectors of less than a bank move as
-  // whole banks, hence the factor.
-  static __device__ int Slot(int row, int patch, int column) {
-    constexpr int kPerBank = kVector < 4 ? 4 / kVector : 1;
-    return row * kColumns + (column ^ (patch * kPerBank & (kColumns - 1)));
+  // Where byte `byte` of y's row `row` is. Vectors are moved by XOR with the
+  // row's patch: a warp that writes one column of many patches, and one that
+  // reads along a row, both touch all 32 banks evenly.
+  static __device__ int At(int row, int byte) {
+    return row * kRowBytes + (byte ^ (row / kAcross & (kColumns - 1)) * 16);
   }
 };
 
 // out[c] = element c of in[0], in[1], ... packed in that order.
-template <int kElement, int kVector>
-__device__ inline void TransposePatch(
-    const Packet<kVector> (&in)[kVector / kElement],
-    Packet<kVector> (&out)[kVector / kElement]) {
-  constexpr int kSide = kVector / kElement;
-  if constexpr (kSide == 1) {
-    out[0] = in[0];
-  } else if constexpr (kElement >= 4) {
+template <int kElement, int kLoad>
+__device__ inline void TransposePatch(const Packet<kLoad> (&in)[16 / kElement],
+                                      Packet<16> (&out)[kLoad / kElement]) {
+  constexpr int kAcross = kLoad / kElement;
+  constexpr int kWordsIn = Packet<kLoad>::kWords;
+  if constexpr (kElement >= 4) {
     // Whole registers change names, no instruction is left.
     constexpr int kWords = kElement / 4;
 #pragma unroll
-    for (int c = 0; c < kSide; ++c) {
+    for (int c = 0; c < kAcross; ++c) {
 #pragma unroll
-      for (int r = 0; r < kSide; ++r) {
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) {
-          out[c].word[r * kWords + w] = in[r].word[c * kWords + w];
-        }
+      for (int q = 0; q < 4; ++q) {
+        out[c].word[q] = in[q / kWords].word[c * kWords + q % kWords];
       }
     }
   } else if constexpr (kElement == 2) {
     // 2x2 halves: one byte permute per register.
 #pragma unroll
-    for (int w = 0; w < kSide / 2; ++w) {
+    for (int w = 0; w < kWordsIn; ++w) {
 #pragma unroll
-      for (int q = 0; q < kSide / 2; ++q) {
+      for (int q = 0; q < 4; ++q) {
         const uint32_t a = in[2 * q].word[w], b = in[2 * q + 1].word[w];
         out[2 * w].word[q] = __byte_perm(a, b, 0x5410);
-        out[2 * w + 1].word[q] = __byte_perm(a, b, 0x7632);
+        if constexpr (kAcross > 1) {
+          out[2 * w + 1].word[q] = __byte_perm(a, b, 0x7632);
+        }
       }
     }
   } else {
     // 4x4 bytes: two byte permutes per register.
 #pragma unroll
-    for (int w = 0; w < kSide / 4; ++w) {
+    for (int w = 0; w < kWordsIn; ++w) {
 #pragma unroll
-      for (int q = 0; q < kSide / 4; ++q) {
+      for (int q = 0; q < 4; ++q) {
         const uint32_t a = in[4 * q].word[w], b = in[4 * q + 1].word[w];
         const uint32_t c = in[4 * q + 2].word[w], d = in[4 * q + 3].word[w];
-        const uint32_t ab_low = __byte_perm(a, b, 0x5140);   // a0 b0 a1 b1
-        const uint32_t ab_high = __byte_perm(a, b, 0x7362);  // a2 b2 a3 b3
+        const uint32_t ab_low = __byte_perm(a, b, 0x5140);  // a0 b0 a1 b1
         const uint32_t cd_low = __byte_perm(c, d, 0x5140);
-        const uint32_t cd_high = __byte_perm(c, d, 0x7362);
         out[4 * w].word[q] = __byte_perm(ab_low, cd_low, 0x5410);
-        out[4 * w + 1].word[q] = __byte_perm(ab_low, cd_low, 0x7632);
-        out[4 * w + 2].word[q] = __byte_perm(ab_high, cd_high, 0x5410);
-        out[4 * w + 3].word[q] = __byte_perm(ab_high, cd_high, 0x7632);
+        if constexpr (kAcross > 1) {
+          const uint32_t ab_high = __byte_perm(a, b, 0x7362);  // a2 b2 a3 b3
+          const uint32_t cd_high = __byte_perm(c, d, 0x7362);
+          out[4 * w + 1].word[q] = __byte_perm(ab_low, cd_low, 0x7632);
+          out[4 * w + 2].word[q] = __byte_perm(ab_high, cd_high, 0x5410);
+          out[4 * w + 3].word[q] = __byte_perm(ab_high, cd_high, 0x7632);
+        }
       }
     }
   }
 }
 
 // x to shared memory. i_left and j_left count the elements from the tile's
-// corner to the end of the slice; kWhole says that they cover the tile, and
-// leaves a loop without conditions. A patch is inside or outside as a whole,
-// since kSide divides both extents.
-template <typename T, int kElement, int kVector, bool kWhole>
-__device__ inline void LoadTile(const char* x, int64_t x_row, int64_t i_left,
-                                int64_t j_left, char* shared) {
-  constexpr int kSide = T::kSide;
+// corner to the end of the slice, kEdge at most. Past them, what is there is
+// loaded again, so that no load waits for a branch; kWhole says that there is
+// no such thing.
+template <typename T, int kElement, int kLoad, bool kWhole>
+__device__ inline void LoadTile(const char* x, int64_t x_row, int i_left,
+                                int j_left, char* shared) {
 #pragma unroll 1
   for (int held = 0; held < T::kPatches; held += T::kHeld) {
-    Packet<kVector> in[T::kHeld][kSide];
+    Packet<kLoad> in[T::kHeld][T::kDown];
 #pragma unroll
     for (int h = 0; h < T::kHeld; ++h) {
       const int patch = threadIdx.x + (held + h) * T::kThreads;
-      const int i = patch / T::kColumns * kSide;
-      const int j = patch % T::kColumns * kSide;
-      if (kWhole || (i < i_left && j < j_left)) {
+      const int i = patch / T::kPatchesAcross * T::kDown;
+      const int j = patch % T::kPatchesAcross * T::kAcross;
+      if constexpr (kWhole) {
         const char* from = x + i * x_row + j * kElement;
 #pragma unroll
-        for (int r = 0; r < kSide; ++r) {
-          in[h][r] = LoadGlobal<kVector>(from + r * x_row);
+        for (int r = 0; r < T::kDown; ++r) {
+          in[h][r] = LoadGlobal<kLoad>(from + r * x_row);
+        }
+      } else {
+        const char* from =
+            x + (j < j_left ? j : j_left - T::kAcross) * kElement;
+#pragma unroll
+        for (int r = 0; r < T::kDown; ++r) {
+          const int row = i + r < i_left ? i + r : i_left - 1;
+          in[h][r] = LoadGlobal<kLoad>(from + row * x_row);
         }
       }
     }
 #pragma unroll
     for (int h = 0; h < T::kHeld; ++h) {
       const int patch = threadIdx.x + (held + h) * T::kThreads;
-      const int i = patch / T::kColumns;
-      const int j = patch % T::kColumns;
-      if (kWhole || (i * kSide < i_left && j * kSide < j_left)) {
-        Packet<kVector> out[kSide];
-        TransposePatch<kElement, kVector>(in[h], out);
+      const int column = patch / T::kPatchesAcross;
+      const int row = patch % T::kPatchesAcross * T::kAcross;
+      Packet<16> out[T::kAcross];
+      TransposePatch<kElement, kLoad>(in[h], out);
 #pragma unroll
-        for (int c = 0; c < kSide; ++c) {
-          const int slot = T::Slot(j * kSide + c, j, i);
-          StoreShared<kVector>(shared + slot * kVector, out[c]);
-        }
+      for (int c = 0; c < T::kAcross; ++c) {
+        StoreShared<16>(shared + T::At(row + c, column * 16), out[c]);
       }
     }
   }
 }
 
-// Shared memory to y.
-template <typename T, int kElement, int kVector, bool kWhole>
-__device__ inline void StoreTile(char* y, int64_t y_row, int64_t i_left,
-                                 int64_t j_left, const char* shared) {
-  constexpr int kSide = T::kSide;
-  constexpr int kVectors = T::kPatches * kSide;
-  constexpr int kHeld = kVectors < 8 ? kVectors : 8;
+// Shared memory to y, whose rows begin on multiples of kStore.
+template <typename T, int kElement, int kStore, bool kWhole>
+__device__ inline void StoreTile(char* y, int64_t y_row, int i_left, int j_left,
+                                 const char* shared) {
+  constexpr int kPieces = T::kRowBytes / kStore;  // of a row
+  constexpr int kEach = T::kSharedBytes / kStore / T::kThreads;
+  constexpr int kHeld = kEach < 8 ? kEach : 8;
 #pragma unroll 1
-  for (int held = 0; held < kVectors; held += kHeld) {
-    Packet<kVector> out[kHeld];
+  for (int held = 0; held < kEach; held += kHeld) {
+    Packet<kStore> out[kHeld];
 #pragma unroll
     for (int h = 0; h < kHeld; ++h) {
-      const int vector = threadIdx.x + (held + h) * T::kThreads;
-      const int j = vector / T::kColumns;
-      const int i = vector % T::kColumns;
-      // What lies outside was not loaded either.
-      if (kWhole || (i * kSide < i_left && j < j_left)) {
-        const int slot = T::Slot(j, j / kSide, i);
-        out[h] = LoadShared<kVector>(shared + slot * kVector);
-      }
+      const int piece = threadIdx.x + (held + h) * T::kThreads;
+      out[h] = LoadShared<kStore>(
+          shared + T::At(piece / kPieces, piece % kPieces * kStore));
     }
 #pragma unroll
     for (int h = 0; h < kHeld; ++h) {
-      const int vector = threadIdx.x + (held + h) * T::kThreads;
-      const int j = vector / T::kColumns;
-      const int i = vector % T::kColumns;
-      if (kWhole || (i * kSide < i_left && j < j_left)) {
-        StoreGlobal<kVector>(y + j * y_row + i * kVector, out[h]);
+      const int piece = threadIdx.x + (held + h) * T::kThreads;
+      const int j = piece / kPieces, byte = piece % kPieces * kStore;
+      if (kWhole || (byte < i_left * kElement && j < j_left)) {
+        StoreGlobal<kStore>(y + j * y_row + byte, out[h]);
       }
+    }
+  }
+}
+
+// The same for rows that begin anywhere: whole words of y, a warp for each row,
+// and single bytes of the words that it shares with the tiles beside, eight
+// threads for each row.
+template <typename T, int kElement>
+__device__ inline void StoreWords(char* y, int64_t y_row, int i_left,
+                                  int j_left, const char* shared) {
+  static_assert(T::kRowBytes == 32 * 4);
+  constexpr int kRows = T::kRowBytes / kElement;
+  constexpr int kWarps = T::kThreads / 32, kEights = T::kThreads / 8;
+  const int bytes = i_left * kElement;
+  const int word_at = threadIdx.x % 32 * 4;
+#pragma unroll 8
+  for (int row = 0; row < kRows; row += kWarps) {
+    const int j = row + threadIdx.x / 32;
+    char* to = y + j * y_row;
+    // Bytes of the row's first word that are before it.
+    const int before = static_cast<int>(reinterpret_cast<uintptr_t>(to) & 3);
+    const auto low =
+        LoadShared<4>(shared + T::At(j, word_at > 0 ? word_at - 4 : 0));
+    const auto high = LoadShared<4>(shared + T::At(j, word_at));
+    const uint32_t word =
+        __byte_perm(low.word[0], high.word[0], 0x7654 - 0x1111 * before);
+    const int at = word_at - before;
+    if (j < j_left && at >= 0 && at + 4 <= bytes) {
+      StoreGlobal<4>(to + at, {{word}});
+    }
+  }
+  const int slot = threadIdx.x % 4;
+  const bool head = threadIdx.x % 8 < 4;
+#pragma unroll
+  for (int row = 0; row < kRows; row += kEights) {
+    const int j = row + threadIdx.x / 8;
+    char* to = y + j * y_row;
+    const int before = static_cast<int>(reinterpret_cast<uintptr_t>(to) & 3);
+    const int first = -before & 3;                      // byte of a whole word
+    const int last = ((bytes + before) & ~3) - before;  // past such
+    const int at = head || last < first ? slot : last + slot;
+    const int end = head ? first < bytes ? first : bytes : bytes;
+    if (j < j_left && at < end && (head || at >= first)) {
+      StoreGlobal<1>(to + at, LoadShared<1>(shared + T::At(j, at)));
     }
   }
 }
@@ -179,13 +223,13 @@ __device__ inline void StoreTile(char* y, int64_t y_row, int64_t i_left,
 // y) come first, then along j (contiguous in x), then slices. 64-bit corners,
 // and a 64-bit row stride inside.
 // clang-format off
-template <int kElement, int kVector, int kEdge, int kThreads>
+template <int kElement, int kLoad, int kStore, int kEdge, int kThreads>
 __global__ __launch_bounds__(
-    kThreads, Tile<kElement, kVector, kEdge, kThreads>::kBlocks)
+    kThreads, Tile<kElement, kLoad, kStore, kEdge, kThreads>::kBlocks)
 void TileKernel(const __grid_constant__ TileParams p,
                 const char* __restrict__ x, char* __restrict__ y) {
   // clang-format on
-  using T = Tile<kElement, kVector, kEdge, kThreads>;
+  using T = Tile<kElement, kLoad, kStore, kEdge, kThreads>;
   uint32_t rest = p.i_tiles.Quotient(blockIdx.x);
   const int64_t i =
       static_cast<int64_t>(blockIdx.x - rest * p.i_tiles.divisor) * kEdge;
@@ -196,17 +240,25 @@ void TileKernel(const __grid_constant__ TileParams p,
   p.slices.Locate(slice, &x_offset, &y_offset);
   x += x_offset + i * p.x_row + j * kElement;
   y += y_offset + j * p.y_row + i * kElement;
-  const int64_t i_left = p.i_extent - i, j_left = p.j_extent - j;
+  const int i_left =
+      static_cast<int>(p.i_extent - i < kEdge ? p.i_extent - i : kEdge);
+  const int j_left =
+      static_cast<int>(p.j_extent - j < kEdge ? p.j_extent - j : kEdge);
+  const bool whole = i_left == kEdge && j_left == kEdge;
 
   char* shared = SharedMemory();
-  if (i_left >= kEdge && j_left >= kEdge) {
-    LoadTile<T, kElement, kVector, true>(x, p.x_row, i_left, j_left, shared);
-    __syncthreads();
-    StoreTile<T, kElement, kVector, true>(y, p.y_row, i_left, j_left, shared);
+  if (whole) {
+    LoadTile<T, kElement, kLoad, true>(x, p.x_row, i_left, j_left, shared);
   } else {
-    LoadTile<T, kElement, kVector, false>(x, p.x_row, i_left, j_left, shared);
-    __syncthreads();
-    StoreTile<T, kElement, kVector, false>(y, p.y_row, i_left, j_left, shared);
+    LoadTile<T, kElement, kLoad, false>(x, p.x_row, i_left, j_left, shared);
+  }
+  __syncthreads();
+  if constexpr (kStore < 16 && kElement < 4) {
+    StoreWords<T, kElement>(y, p.y_row, i_left, j_left, shared);
+  } else if (whole) {
+    StoreTile<T, kElement, kStore, true>(y, p.y_row, i_left, j_left, shared);
+  } else {
+    StoreTile<T, kElement, kStore, false>(y, p.y_row, i_left, j_left, shared);
   }
 }
 
@@ -226,8 +278,9 @@ inline bool FitsTile(const PermutePlan& plan) {
   return true;
 }
 
-// The compiled shapes: vectors of 16 bytes; where extents or pointers forbid
-// that, of 4 bytes, or single elements.
+// The compiled shapes: accesses of 16 bytes; on a side whose extent or pointers
+// forbid that, of 4 bytes, or single elements. Elements of 1 and 2 bytes are
+// stored in words wherever rows begin.
 inline TileParams PlanTile(const PermutePlan& plan, int alignment) {
   TileParams p = {};
   const int element = static_cast<int>(plan.chunk);
@@ -240,10 +293,14 @@ inline TileParams PlanTile(const PermutePlan& plan, int alignment) {
 
   // Every axis other than the innermost one begins on multiples of its stride,
   // and those are multiples of the innermost extent.
-  int64_t bits = alignment | p.i_extent * element | p.j_extent * element;
-  const int aligned = static_cast<int>(bits & -bits);
-  p.vector = aligned >= 16 ? 16 : element < 4 && aligned >= 4 ? 4 : element;
-  const bool small = plan.size < kSmallBytes && p.vector == 16;
+  const auto aligned = [&](int64_t extent) {
+    const int64_t bits = alignment | extent * element;
+    return static_cast<int>(bits & -bits);
+  };
+  const int x_aligned = aligned(p.j_extent), y_aligned = aligned(p.i_extent);
+  p.load = x_aligned >= 16 ? 16 : element < 4 && x_aligned >= 4 ? 4 : element;
+  p.store = y_aligned >= 16 ? 16 : element < 4 ? 4 : element;
+  const bool small = plan.size < kSmallBytes && p.load == 16 && p.store == 16;
   p.edge = element == 1   ? 128
            : element <= 4 ? (small && element == 4 ? 32 : 64)
                           : (small && element == 16 ? 16 : 32);

@@ -223,6 +223,18 @@ def test_a_donated_array_is_added_to_in_place():
 # --- derivatives
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_gradients_add_as_their_function_is_told(deterministic):
+    x, index = array((8, 4)), jnp.asarray(indices(8, 6))
+    f = functools.partial(
+        jl.index_select, axis=0, index=index, deterministic=deterministic
+    )
+    for order in (f, lambda x: jax.vjp(f, x)[1](f(x))[0]):
+        traced = str(jax.make_jaxpr(lambda x, f=order: jax.vjp(f, x)[1](f(x)))(x))
+        assert f"deterministic={deterministic}" in traced
+        assert f"deterministic={not deterministic}" not in traced
+
+
 @pytest.mark.parametrize("mode", ["fill", "clip"])
 @pytest.mark.parametrize("shape, axis, count", CASES[:2] + CASES[5:7], ids=str)
 def test_gradients(shape, axis, count, mode):

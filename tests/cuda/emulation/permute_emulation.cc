@@ -109,7 +109,8 @@ const char* permute_family(const int64_t* shape, const int64_t* axes, int rank,
     }
     std::string operator()(const jax_layout::TileParams& p) {
       return "tile " + std::to_string(p.element) + " " +
-             std::to_string(p.vector) + " " + std::to_string(p.edge);
+             std::to_string(p.load) + " " + std::to_string(p.store) + " " +
+             std::to_string(p.edge);
     }
     std::string operator()(const jax_layout::PackedParams& p) {
       return "packed " + std::to_string(p.element) + " " +
