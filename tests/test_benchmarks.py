@@ -23,6 +23,7 @@ from benchmarks import all as all_benchmarks
 from benchmarks import (
     conv,
     display,
+    gemm,
     harness,
     machine,
     permute,
@@ -186,6 +187,13 @@ def test_the_text_of_a_program_has_no_names():
     ]
     assert texts[0] == texts[1] != texts[2]
     assert "{1,0}" in texts[0]
+
+
+def test_infinities_compare_as_equal_or_not_at_all():
+    x = np.array([1.0, -np.inf], np.float32)
+    assert gemm.compare(x, x, "float32", False) is None
+    assert gemm.compare(x[::-1], x, "float32", False)
+    assert gemm.compare(np.array([1.0, np.nan], np.float32), x, "float32", False)
 
 
 def test_measure_keeps_three_rounds_when_time_is_up():
