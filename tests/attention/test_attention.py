@@ -222,6 +222,15 @@ def test_gradients_by_biases_that_are_mapped(dims, batch):
     )
 
 
+def test_cotangents_of_one_sequence_that_are_mapped():
+    q, k, v, ct = operands(b=1, t=9, s=20)
+    ours, theirs = (
+        jax.jit(jax.vmap(jax.vjp(f, q, k, v)[1]))(jnp.stack([ct, 2 * ct]))
+        for f in (jl.dot_product_attention, jax.nn.dot_product_attention)
+    )
+    close(ours, theirs, 1e-5)
+
+
 def test_forward_mode_and_second_derivatives():
     q, k, v, ct = operands(t=9, s=11)
     for f, g in ((jl.dot_product_attention, jax.nn.dot_product_attention),):
