@@ -2,7 +2,7 @@
 //
 // The FFI targets "jax_layout_attention" and "jax_layout_attention_backward",
 // on CPUs. The second has the gradient of y before the operands below, y and
-// lse after them, and gradients of q, k and v as results, then, if so told, of
+// sums after them, and gradients of q, k and v as results, then, if so told, of
 // the bias.
 //
 //   operands  q, k, v of one dtype; then, as attributes say,
@@ -11,7 +11,8 @@
 //             query_lengths, key_lengths  int32, one for each of the batch
 //             block_tables    (block_tables, of the first alone) int32, 2-D:
 //                             batch, and where k and v have each block of keys
-//   results   y, shaped as q; lse, float32: batch, heads, groups, queries
+//   results   y, shaped as q; sums, float32: batch, heads, groups, queries, and
+//             the two of RowSum
 //   q_axes    int64[5]: where q has its batch, queries, heads, groups, features
 //   k_axes    int64[4]: where k and v have their batch, keys, heads, features;
 //             with tables, blocks and the keys of a block
@@ -189,10 +190,16 @@ Status ReadProblem(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k,
                    "and k.");
 }
 
+bool AreSums(const ffi::AnyBuffer& buffer, const AttentionProblem& p) {
+  return buffer.element_type() == ffi::F32 &&
+         static_cast<int64_t>(buffer.size_bytes()) ==
+             p.Rows() * static_cast<int64_t>(sizeof(RowSum));
+}
+
 ffi::Error Forward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k,
                    ffi::AnyBuffer v, ffi::RemainingArgs rest,
                    ffi::Result<ffi::AnyBuffer> y,
-                   ffi::Result<ffi::AnyBuffer> lse, bool bias, bool mask,
+                   ffi::Result<ffi::AnyBuffer> sums, bool bias, bool mask,
                    bool query_lengths, bool key_lengths,
                    ffi::Span<const int64_t> q_axes,
                    ffi::Span<const int64_t> k_axes, double scale, bool causal,
@@ -204,14 +211,12 @@ ffi::Error Forward(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k,
       q_axes, k_axes, scale, causal, window, &problem, &buffers);
   if (!status.ok()) return ToError(status);
   if (y->element_type() != q.element_type() ||
-      y->element_count() != q.element_count() ||
-      lse->element_type() != ffi::F32 ||
-      static_cast<int64_t>(lse->element_count()) != problem.Rows()) {
+      y->element_count() != q.element_count() || !AreSums(*sums, problem)) {
     return ffi::Error::InvalidArgument(
         "attention: the results must be shaped as q and its rows.");
   }
   buffers.y = y->untyped_data();
-  buffers.lse = static_cast<float*>(lse->untyped_data());
+  buffers.sums = static_cast<RowSum*>(sums->untyped_data());
   return ToError(Attention(problem, buffers, ToExecutor(pool)));
 }
 
@@ -237,19 +242,18 @@ ffi::Error Backward(ffi::ThreadPool pool, ffi::AnyBuffer dy, ffi::AnyBuffer q,
         "attention: gradients need the result and its sums.");
   }
   const auto y = *rest.get<ffi::AnyBuffer>(given);
-  const auto lse = *rest.get<ffi::AnyBuffer>(given + 1);
+  const auto sums = *rest.get<ffi::AnyBuffer>(given + 1);
   const auto like = [](const ffi::AnyBuffer& a, const ffi::AnyBuffer& b) {
     return a.element_type() == b.element_type() &&
            a.element_count() == b.element_count();
   };
   if (!like(y, q) || !like(dy, q) || !like(*dq, q) || !like(*dk, k) ||
-      !like(*dv, v) || lse.element_type() != ffi::F32 ||
-      static_cast<int64_t>(lse.element_count()) != problem.Rows()) {
+      !like(*dv, v) || !AreSums(sums, problem)) {
     return ffi::Error::InvalidArgument(
         "attention: gradients must be shaped as what they are of.");
   }
   buffers.forward.y = y.untyped_data();
-  buffers.forward.lse = static_cast<float*>(lse.untyped_data());
+  buffers.forward.sums = static_cast<RowSum*>(sums.untyped_data());
   buffers.dy = dy.untyped_data();
   buffers.dq = dq->untyped_data();
   buffers.dk = dk->untyped_data();
@@ -288,7 +292,7 @@ XLA_FFI_DEFINE_HANDLER(kForward, Forward,
                                           .Arg<ffi::AnyBuffer>()  // v
                                           .RemainingArgs()
                                           .Ret<ffi::AnyBuffer>()   // y
-                                          .Ret<ffi::AnyBuffer>())  // lse
+                                          .Ret<ffi::AnyBuffer>())  // sums
                            .Attr<bool>("block_tables"));
 
 XLA_FFI_DEFINE_HANDLER(kBackward, Backward,

@@ -72,9 +72,15 @@ inline SeenKeys KeysSeenBy(const AttentionProblem& p, int64_t query,
   return seen;
 }
 
-// The logarithm of sums for a query that sees nothing: jax's score of a key
-// that is hidden, -0.7 times the largest float32.
-inline constexpr float kHiddenScore = -0.7f * 3.40282347e+38f;
+// What a query's powers are divided by, for base 2: two, as a large score would
+// leave no digits for the logarithm in one number.
+struct RowSum {
+  float most;  // the largest score
+  float log;   // the logarithm of the sum of powers about it
+};
+
+// The largest score of a query that sees nothing.
+inline constexpr float kNothingSeen = -3.40282347e+38f;
 
 }  // namespace jax_layout
 

@@ -20,7 +20,7 @@ struct AttentionBuffers {
   const uint8_t* mask = nullptr;
   const int32_t *query_lengths = nullptr, *key_lengths = nullptr;
   void* y;
-  float* lse;  // the logarithm of each query's sum
+  RowSum* sums;  // of each query
   // The block of each p.block keys of a sequence, by batch.
   const int32_t* block_tables = nullptr;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gradients of attention by blocks (Dao, FlashAttention-2, arXiv:2307.08691,
-// algorithm 2): the powers p are made again from the logarithms of their sums,
+// algorithm 2): the powers p are made again from what they were divided by,
 // and with the gradients dy of the result
 //
 //   dv = p^T dy,  ds = p (dy v^T - rowsum(dy y)),  dq = scale ds k,
@@ -28,7 +28,7 @@ struct BackwardMemory {
   int64_t q_panels, dy_panels;       // right operands of sums over queries
   int64_t keys, values, key_rows;    // right operands of scores and of dq
   int64_t powers_across, ds_across;  // where another k is along
-  int64_t dk, dv, dq, lse, dot, mean, end;
+  int64_t dk, dv, dq, most, log, dot, mean, end;
 
   BackwardMemory(const AttentionProblem& p, int64_t blocks) {
     wide = UpTo(p.features, V::kLanes);
@@ -51,8 +51,9 @@ struct BackwardMemory {
     dk = ds_across + left;
     dv = dk + kKeys * wide;
     dq = dv + kKeys * wide;
-    lse = dq + rows * wide;
-    dot = lse + UpTo(rows, 16);
+    most = dq + rows * wide;
+    log = most + UpTo(rows, 16);
+    dot = log + UpTo(rows, 16);
     mean = dot + UpTo(rows, 16);
     end = mean + UpTo(wide, 16);
   }
@@ -63,12 +64,13 @@ int64_t FloatsBackward(const AttentionProblem& p, int64_t blocks) {
   return BackwardMemory<V>(p, blocks).end;
 }
 
-// What is known of each query: the logarithm of its sum, for base 2, and
-// rowsum(dy y). Gradients of queries that see nothing go to all values alike.
+// What is known of each query: its largest score and the logarithm of its sum,
+// and rowsum(dy y). Gradients of queries that see nothing go to all values
+// alike.
 template <class V, class T>
 void PrepareQueries(const AttentionGradientTask& task, const Lengths& lengths,
-                    const QueryBlock& queries, float* lse, float* dot,
-                    float* mean) {
+                    const QueryBlock& queries, float* most, float* log,
+                    float* dot, float* mean) {
   constexpr int64_t kLanes = V::kLanes;
   const AttentionProblem& p = task.problem;
   const float share = 1.f / static_cast<float>(p.keys);
@@ -77,17 +79,18 @@ void PrepareQueries(const AttentionGradientTask& task, const Lengths& lengths,
     const int64_t at = p.y.At(task.batch, task.head, queries.group, t);
     const T* y = static_cast<const T*>(task.buffers.forward.y) + at;
     const T* dy = static_cast<const T*>(task.buffers.dy) + at;
-    const float sum =
+    const RowSum sum =
         task.buffers.forward
-            .lse[p.RowAt(task.batch, task.head, queries.group, t)];
-    lse[r] = std::max(sum * kLog2E, kLeastScore);
+            .sums[p.RowAt(task.batch, task.head, queries.group, t)];
+    most[r] = std::max(sum.most, kLeastScore);
+    log[r] = sum.log;
     typename V::Reg products = V::Zero();
     for (int64_t j = 0; j < p.features; j += kLanes) {
       const int n = static_cast<int>(Least(kLanes, p.features - j));
       products = products + V::Load(y + j, n) * V::Load(dy + j, n);
     }
     dot[r] = V::Sum(products);
-    if (sum == kHiddenScore && t < lengths.queries) {
+    if (sum.most == kNothingSeen && t < lengths.queries) {
       for (int64_t j = 0; j < p.features; j += kLanes) {
         const int n = static_cast<int>(Least(kLanes, p.features - j));
         V::Store(mean + j,
@@ -97,12 +100,15 @@ void PrepareQueries(const AttentionGradientTask& task, const Lengths& lengths,
   }
 }
 
-// powers = 2^(scores - lse), ds = powers (ds - dot)
+// powers = 2^(scores - most - log), ds = powers (ds - dot). A score that
+// rounding makes larger here than it was is the largest: were it 1e9, it would
+// be so by 64.
 template <class V>
 void GradientOfScores(const AttentionGradientTask& task,
                       const QueryBlock& queries, const Lengths& lengths,
-                      int64_t k0, const SeenKeys& block, const float* lse,
-                      const float* dot, float* powers, float* ds) {
+                      int64_t k0, const SeenKeys& block, const float* most,
+                      const float* log, const float* dot, float* powers,
+                      float* ds) {
   constexpr int64_t kLanes = V::kLanes;
   for (int64_t r = 0; r < queries.count; ++r) {
     float* row = powers + r * kLd;
@@ -110,7 +116,12 @@ void GradientOfScores(const AttentionGradientTask& task,
     const RowOfScores seen =
         FinishScores<V>(task.Scores(), queries.group, queries.first + r,
                         lengths, k0, block, row);
-    PowersOf<V>(row, seen.begin, seen.end, lse[r]);
+    const typename V::Reg largest = V::Set(most[r]), less = V::Set(log[r]);
+    for (int64_t j = seen.begin; j < seen.end; j += kLanes) {
+      const typename V::Reg score =
+          V::Min(V::Zero(), V::Load(row + j) - largest);
+      V::Store(row + j, Exp2<V>(score - less));
+    }
     const typename V::Reg by = V::Set(dot[r]);
     for (int64_t j = block.begin / kLanes * kLanes; j < block.end;
          j += kLanes) {
@@ -178,7 +189,8 @@ void BackwardOf(const AttentionGradientTask& task) {
   for (int64_t i = 0; i < blocks; ++i) {
     const int64_t row = i * kQueries<V>;
     PrepareQueries<V, T>(task, lengths, BlockAt(p, kQueries<V>, task.first + i),
-                         m + at.lse + row, m + at.dot + row, m + at.mean);
+                         m + at.most + row, m + at.log + row, m + at.dot + row,
+                         m + at.mean);
   }
   for (int64_t k0 = 0; k0 < p.keys; k0 += kKeys) {
     const int64_t count = Least(kKeys, p.keys - k0);
@@ -223,8 +235,9 @@ void BackwardOf(const AttentionGradientTask& task) {
       Multiply<V, A, false>(rows, kCols<V> * slots, seen.end - j0,
                             {m + at.dy, m + at.values + j0 * slots, slots,
                              m + at.ds + j0, kLd, false, nullptr, 1});
-      GradientOfScores<V>(task, queries, lengths, k0, seen, m + at.lse + row,
-                          m + at.dot + row, m + at.powers, m + at.ds);
+      GradientOfScores<V>(task, queries, lengths, k0, seen, m + at.most + row,
+                          m + at.log + row, m + at.dot + row, m + at.powers,
+                          m + at.ds);
       if (task.dbias != nullptr) {
         AddToBias<V>(task, queries, k0, some, m + at.ds);
       }

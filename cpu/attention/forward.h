@@ -110,8 +110,9 @@ void FinishQueries(const AttentionTask& task, const QueryBlock& queries,
     T* y = static_cast<T*>(task.buffers.y) +
            p.y.At(task.batch, task.head, queries.group, t);
     const bool nothing = total[r] == 0;
-    task.buffers.lse[p.RowAt(task.batch, task.head, queries.group, t)] =
-        nothing ? kHiddenScore : (most[r] + std::log2(total[r])) * kLn2;
+    task.buffers.sums[p.RowAt(task.batch, task.head, queries.group, t)] =
+        nothing ? RowSum{kNothingSeen, 0}
+                : RowSum{most[r], std::log2(total[r])};
     const float* from = sums + r * wide;
     float factor = 1 / total[r];
     if (nothing) {

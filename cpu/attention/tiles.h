@@ -232,7 +232,7 @@ void Multiply(int64_t rows, int64_t panel, int64_t columns,
 
 // --- scores
 
-constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+constexpr float kLog2E = 1.44269504f;
 
 // 2^x to 2 ulp for x <= 1; 0 below -150: 2^n 2^r with |r| <= 1/2, of which the
 // polynomial is within 2e-9 (Remez).

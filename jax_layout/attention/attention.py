@@ -15,7 +15,13 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_layout import _backends, choices
-from jax_layout.attention.blocked import DTYPES, MOST_FEATURES, attention_p, work_of
+from jax_layout.attention.blocked import (
+    DTYPES,
+    MOST_FEATURES,
+    attention_p,
+    residual,
+    work_of,
+)
 from jax_layout.attention.paged import check_tables, gathered, paged_attention_p
 from jax_layout.plain import jnp, lax, nn
 
@@ -173,8 +179,11 @@ def dot_product_attention(
         params = {**seen, "scale": float(scale)}
         out, sums = _apply(query, key, value, bias, mask, lengths, tables, params)
         axes = [letter for letter in order if letter != "H"]
-        sums = sums.transpose(["BNT".index(letter) for letter in axes])
-        lse = lax.stop_gradient(sums.astype(key.dtype))
+        lse = None
+        if return_residual:
+            lse = residual(sums).reshape(*sums.shape[:1], -1, sums.shape[3])
+            lse = lse.transpose(["BNT".index(letter) for letter in axes])
+            lse = lax.stop_gradient(lse.astype(key.dtype))
     else:
         if tables is not None:
             key, value = map(find, (key, value))
@@ -337,7 +346,7 @@ def _apply(
     tables: Array | None,
     params: dict[str, Any],
 ) -> tuple[Array, Array]:
-    """The result, and the logarithms of sums: batch, heads, queries."""
+    """The result, and what softmax divided by, as the primitives have it."""
     heads = key.shape[params["k_axes"][2]]
     axis = params["q_axes"][2]
     shape = query.shape
@@ -350,8 +359,7 @@ def _apply(
     rest = [grouped(x) for x in (bias, mask) if x is not None]
     rest += [x for x in lengths if x is not None]
     if tables is None:
-        out, lse = attention_p(query, key, value, *rest, **params)
+        out, sums = attention_p(query, key, value, *rest, **params)
     else:
-        out, lse = paged_attention_p(query, key, value, *rest, tables, **params)
-    b, k, g, t = lse.shape
-    return out.reshape(shape), lse.reshape(b, k * g, t)
+        out, sums = paged_attention_p(query, key, value, *rest, tables, **params)
+    return out.reshape(shape), sums

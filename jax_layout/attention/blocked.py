@@ -7,6 +7,7 @@ The query has its heads as two axes: those of keys, and the group of each.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ def work_of(query: Any, key: Any, params: dict[str, Any], suffix: str = "") -> W
 
 # jax's score of what is hidden, finite in float32.
 _HIDDEN = -0.7 * float(np.finfo(np.float32).max)
+# The largest score of a query that sees nothing, for base 2.
+_NOTHING = float(np.finfo(np.float32).min)
 
 
 def _given(rest: Sequence[Array], has: Sequence[bool]) -> list[Array | None]:
@@ -59,7 +62,11 @@ def _attention(
     window: tuple[int, int],
     has: tuple[bool, ...],
 ) -> list[Array]:
-    """The result, and the logarithms of sums: batch, heads, groups, queries."""
+    """The result, and what softmax divided by: batch, heads, groups, queries, two.
+
+    That is the largest score and the logarithm of the sum of powers about it, for base
+    2. As one number, a large score would leave no digits for the sum.
+    """
     bias, mask, query_lengths, key_lengths = _given(rest, has)
     query = query.transpose(q_axes)
     key, value = (x.transpose(k_axes) for x in (key, value))
@@ -80,14 +87,23 @@ def _attention(
     if seen:
         every = functools.reduce(jnp.logical_and, seen, jnp.ones_like(scores, bool))
         scores = jnp.where(every, scores, jnp.full_like(scores, _HIDDEN))
-    lse = jax.scipy.special.logsumexp(scores, axis=-1)
+    fixed = lax.stop_gradient(scores)
+    most = jnp.max(fixed, axis=-1, initial=_NOTHING)
+    logs = jnp.log2(jnp.exp(fixed - most[..., None]).sum(axis=-1))
+    most = jnp.maximum(most * math.log2(math.e), _NOTHING)
     powers = nn.softmax(scores, axis=-1).astype(key.dtype)
     out = jnp.einsum("bkgts,bskh->btkgh", powers, value)
     if query_lengths is not None:
         rows = jnp.arange(out.shape[1]).reshape(-1, 1, 1, 1)
         inside = rows < query_lengths.reshape(-1, 1, 1, 1, 1)
         out = out * inside.astype(out.dtype)
-    return [out.transpose(np.argsort(q_axes)), lax.stop_gradient(lse)]
+    return [out.transpose(np.argsort(q_axes)), jnp.stack([most, logs], axis=-1)]
+
+
+def residual(sums: Array) -> Array:
+    """The natural logarithms of softmax's sums, as jax has them."""
+    most, logs = sums[..., 0], sums[..., 1]
+    return jnp.where(most <= _NOTHING, _HIDDEN, (most + logs) * math.log(2))
 
 
 def _as_jax(query: Array, key: Array, value: Array, *rest: Array, **params: Any) -> Any:
@@ -157,8 +173,9 @@ def attributes(params: dict[str, Any]) -> dict[str, Any]:
 
 # --- rules
 
-# Where each operand has its batch: as the query, as the key, or first.
-_QUERY, _KEY, _FIRST = "q", "k", "first"
+# Where each operand has its batch: as the query, as the key, or first; sums are no
+# array that broadcasts.
+_QUERY, _KEY, _FIRST, _SUMS = "q", "k", "first", "sums"
 
 
 def _places(params: dict[str, Any]) -> list[str]:
@@ -167,7 +184,7 @@ def _places(params: dict[str, Any]) -> list[str]:
 
 
 def batch_axis(place: str, params: dict[str, Any]) -> int:
-    if place == _FIRST:
+    if place in (_FIRST, _SUMS):
         return 0
     return int(params["q_axes" if place == _QUERY else "k_axes"][0])
 
@@ -226,12 +243,14 @@ def _jvp(
     ours = choices.choose(work_of(primals[0], primals[1], params, "_backward"))
     biased = params["has"][0] and type(tangents[3]) is not ad.Zero
     if ours is None:
-        out, lse, moves = _moved(primals, tangents, params)
+        out, sums, moves = _moved(primals, tangents, params)
     else:
-        out, lse = attention_p(*primals, **params)
+        out, sums = attention_p(*primals, **params)
         given = [ad.instantiate_zeros(t) for t in tangents[: 3 + biased]]
-        moves = attention_tangent_p(*given, *primals, out, lse, biased=biased, **params)
-    return [out, lse], [moves, ad.Zero(jax.typeof(lse).to_tangent_aval())]
+        moves = attention_tangent_p(
+            *given, *primals, out, sums, biased=biased, **params
+        )
+    return [out, sums], [moves, ad.Zero(jax.typeof(sums).to_tangent_aval())]
 
 
 def _moved(
@@ -285,7 +304,7 @@ def _tangent_batch(
         operands[i] = jnp.broadcast_to(operands[i], (count, *operands[i].shape))
         dims[i] = 0
     places = [_QUERY, _KEY, _KEY, *[_FIRST] * biased]
-    places += [*_places(params), _QUERY, _FIRST]
+    places += [*_places(params), _QUERY, _SUMS]
     whole, count = merged(operands, dims, places, params)
     axis = batch_axis(_QUERY, params)
     moves = attention_tangent_p(*whole, biased=biased, **params)
@@ -293,7 +312,7 @@ def _tangent_batch(
 
 
 def _backward(ct: Array, *operands: Array, biased: bool, **params: Any) -> list[Array]:
-    """Gradients by query, key, value and bias; out and lse are functions of those."""
+    """Gradients by query, key, value and bias; out and sums are functions of those."""
     primals, count = operands[:-2], 3 + biased
 
     def f(*moving: Array) -> Array:
@@ -317,7 +336,7 @@ def _backward_batch(
             operands[4] = jnp.broadcast_to(operands[4], (count, *operands[4].shape))
             dims[4] = 0
         once = np.delete(operands[4].shape, dims[4])[0] == 1
-    places = [_QUERY, *_places(params), _QUERY, _FIRST]
+    places = [_QUERY, *_places(params), _QUERY, _SUMS]
     whole, count = merged(operands, dims, places, params)
     axes = [batch_axis(place, params) for place in (_QUERY, _KEY, _KEY, _FIRST)]
     axes = axes[: 3 + biased]
@@ -353,19 +372,19 @@ def names(params: dict[str, Any], rest: Sequence[Any]) -> tuple[str, str, list[s
 
 def _sharding(query: Any, key: Any, value: Any, *rest: Any, **params: Any) -> str:
     q, k, others = names(params, rest)
-    return ", ".join([q, k, k, *others]) + f" -> {q}, b k g T"
+    return ", ".join([q, k, k, *others]) + f" -> {q}, b k g T E"
 
 
 def _tangent_sharding(*avals: Any, biased: bool, **params: Any) -> str:
     q, k, others = names(params, avals[6 + biased : -2])
     first = [q, k, k, *others[:biased]]
-    return ", ".join([*first, q, k, k, *others, q, "b k g T"]) + f" -> {q}"
+    return ", ".join([*first, q, k, k, *others, q, "b k g T E"]) + f" -> {q}"
 
 
 def _backward_sharding(*avals: Any, biased: bool, **params: Any) -> str:
     q, k, others = names(params, avals[4:-2])
     results = ", ".join([q, k, k, *others[:biased]])
-    return ", ".join([q, q, k, k, *others, q, "b k g T"]) + f" -> {results}"
+    return ", ".join([q, q, k, k, *others, q, "b k g T E"]) + f" -> {results}"
 
 
 def _own(total: Any, operands: Sequence[Array], params: dict[str, Any]) -> list[Array]:
@@ -383,12 +402,13 @@ def _own(total: Any, operands: Sequence[Array], params: dict[str, Any]) -> list[
 
 def _in_parts(total: Any, *operands: Array, **params: Any) -> list[Array]:
     """Results of parts of the keys, by the shares of their sums."""
-    out, lse = attention_p(*_own(total, operands, params), **params)
-    most = total(lse, by=lax.pmax)
-    powers = jnp.exp(lse - most)
-    sums = total(powers)
-    whole = total(out.astype(lse.dtype) * _as_query(powers / sums, params))
-    return [whole.astype(out.dtype), most + jnp.log(sums)]
+    out, sums = attention_p(*_own(total, operands, params), **params)
+    own = sums[..., 0]
+    most = total(own, by=lax.pmax)
+    powers = jnp.exp2(own - most + sums[..., 1])
+    every = total(powers)
+    whole = total(out.astype(sums.dtype) * _as_query(powers / every, params))
+    return [whole.astype(out.dtype), jnp.stack([most, jnp.log2(every)], axis=-1)]
 
 
 def _as_query(of_rows: Array, params: dict[str, Any]) -> Array:
@@ -403,7 +423,7 @@ def _backward_in_parts(
     """Sums over what devices share: keys all groups, queries all keys."""
     own = _own(total, operands, params)
     # What sees nothing is the mean of all values, of which this device has some.
-    share = jnp.where(own[-1] <= _HIDDEN, 1 / total(1, "s"), 1.0)
+    share = jnp.where(own[-1][..., 0] <= _NOTHING, 1 / total(1, "s"), 1.0)
     ct = (ct * _as_query(share, params)).astype(ct.dtype)
     out = attention_backward_p(ct, *own, biased=biased, **params)
     shared = ["s", "g", "g"]

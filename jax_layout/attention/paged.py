@@ -112,7 +112,7 @@ def _attention_sharding(
     blocks = " ".join({"b": "P", "s": "R", "S": "R"}.get(n, n) for n in k.split())
     others = [" ".join("S" if n == "s" else n for n in x.split()) for x in others]
     operands = [q, blocks, blocks, *others, "b M"]
-    return ", ".join(operands) + f" -> {q}, b k g T"
+    return ", ".join(operands) + f" -> {q}, b k g T E"
 
 
 paged_attention_p: Any = define(

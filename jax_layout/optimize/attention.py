@@ -414,8 +414,8 @@ def _forward(attention: Attention, call: Call) -> tuple[list[Equation], list[Any
                 _of_scores(array if true else lax.bitwise_not(array), names, call)
             )
         rest = [*_joined(biases, lax.add), *_joined(masks, lax.bitwise_and)]
-        y, lse = attention_p(*operands, *rest, **call.params)
-        kept = [*operands, *rest, y, lse]
+        y, sums = attention_p(*operands, *rest, **call.params)
+        kept = [*operands, *rest, y, sums]
         return [_apart(y, attention.out, _Q, call), *kept] if attention.dot else kept
 
     given = [*(v for v, _ in call.operands), *leaves]

@@ -177,6 +177,19 @@ def test_gradient_by_a_bias(shape, dtype):
     close(ours(q, k, v, bias), theirs(q, k, v, bias), tolerance)
 
 
+@pytest.mark.parametrize("t", [4, 20])
+def test_gradients_where_a_bias_hides_whole_rows(t):
+    q, k, v, _ = operands(t=t, s=40)
+    q = q.at[:, 0].set(0)  # of equal scores powers are 1/S, however large the bias
+    ours, theirs = (
+        jax.jit(jax.grad(functools.partial(loss, f), (0, 1, 2, 3)))
+        for f in (jl.dot_product_attention, jax.nn.dot_product_attention)
+    )
+    for hidden, rows in ((-3e4, 1), (-1e9, 3), (-1e38, 3)):
+        bias = of_scores(1, 1, t, 40).at[:, :, :rows].set(hidden)
+        close(ours(q, k, v, bias), theirs(q, k, v, bias), 1e-5)
+
+
 @pytest.mark.parametrize("dims", [(0, None), (None, 0), (0, 1)])
 @pytest.mark.parametrize("batch", [1, B])
 def test_gradients_by_biases_that_are_mapped(dims, batch):
@@ -207,6 +220,15 @@ def test_gradients_by_biases_that_are_mapped(dims, batch):
         gradients(jax.nn.dot_product_attention),
         1e-5,
     )
+
+
+def test_cotangents_of_one_sequence_that_are_mapped():
+    q, k, v, ct = operands(b=1, t=9, s=20)
+    ours, theirs = (
+        jax.jit(jax.vmap(jax.vjp(f, q, k, v)[1]))(jnp.stack([ct, 2 * ct]))
+        for f in (jl.dot_product_attention, jax.nn.dot_product_attention)
+    )
+    close(ours, theirs, 1e-5)
 
 
 def test_forward_mode_and_second_derivatives():
@@ -360,7 +382,7 @@ def test_sharded_by_keys(mesh, form):
     options = {
         "plain": {},
         "lengths": {"key_value_seq_lengths": jnp.array([3, 27], np.int32)},
-        "bias": {"bias": of_scores(1, 1, 9, 40)},
+        "bias": {"bias": of_scores(1, 1, 9, 40).at[0, 0, 3].set(-1e9)},
         "mask": {"mask": of_scores(B, 1, 9, 40, kind="bool").at[0, 0, 3].set(False)},
     }[form]
 

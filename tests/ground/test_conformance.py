@@ -130,7 +130,7 @@ _Q, _K, _POOL = (2, 6, 2, 2, 4), (2, 8, 2, 4), (5, 4, 2, 4)
 _QH, _KH = (2, 2, 2, 6, 4), (2, 2, 8, 4)
 _BIAS = (1, 2, 1, 6, 8)
 _MASK = np.arange(2 * 6 * 8).reshape(2, 1, 1, 6, 8) % 3 > 0
-_LSE = (2, 2, 2, 6)
+_SUMS = (2, 2, 2, 6, 2)
 _NO_Q, _NO_QH = (2, 0, 2, 2, 4), (2, 2, 2, 0, 4)
 
 EXAMPLES = {
@@ -302,23 +302,32 @@ EXAMPLES = {
     "attention_tangent": [
         Example(
             partial(attention_tangent_p, biased=True, **_ATTENTION),
-            [_Q, _K, _K, _BIAS, _Q, _K, _K, _BIAS, index(5, 8), _Q, _LSE],
+            [_Q, _K, _K, _BIAS, _Q, _K, _K, _BIAS, index(5, 8), _Q, _SUMS],
             [
                 *(_NO_Q, _K, _K, (1, 2, 1, 0, 8)) * 2,
-                *(index(5, 8), _NO_Q, (2, 2, 2, 0)),
+                *(index(5, 8), _NO_Q, (2, 2, 2, 0, 2)),
             ],
         ),
     ],
     "attention_backward": [
         Example(
             partial(attention_backward_p, biased=True, **_ATTENTION),
-            [_Q, _Q, _K, _K, _BIAS, index(5, 8), _Q, _LSE],
-            [_NO_Q, _NO_Q, _K, _K, (1, 2, 1, 0, 8), index(5, 8), _NO_Q, (2, 2, 2, 0)],
+            [_Q, _Q, _K, _K, _BIAS, index(5, 8), _Q, _SUMS],
+            [
+                _NO_Q,
+                _NO_Q,
+                _K,
+                _K,
+                (1, 2, 1, 0, 8),
+                index(5, 8),
+                _NO_Q,
+                (2, 2, 2, 0, 2),
+            ],
             kernel=False,
         ),
         Example(
             partial(attention_backward_p, biased=False, **_HEADS_FIRST),
-            [_QH, _QH, _KH, _KH, _MASK, index(6, 3), _QH, _LSE],
+            [_QH, _QH, _KH, _KH, _MASK, index(6, 3), _QH, _SUMS],
             [
                 _NO_QH,
                 _NO_QH,
@@ -327,7 +336,7 @@ EXAMPLES = {
                 _MASK[..., :0, :],
                 index(0, 0),
                 _NO_QH,
-                (2, 2, 2, 0),
+                (2, 2, 2, 0, 2),
             ],
             kernel=False,
         ),

@@ -58,9 +58,9 @@ static AttentionProblem ProblemOf(const Problem* given) {
 int attention(const Problem* given, const void* q, const void* k, const void* v,
               const void* bias, const uint8_t* mask,
               const int32_t* query_lengths, const int32_t* key_lengths, void* y,
-              float* lse, const int32_t* block_tables, int threads, int isa) {
+              RowSum* sums, const int32_t* block_tables, int threads, int isa) {
   const AttentionBuffers buffers = {
-      q, k, v, bias, mask, query_lengths, key_lengths, y, lse, block_tables};
+      q, k, v, bias, mask, query_lengths, key_lengths, y, sums, block_tables};
   const Threads executor(threads);
   return Attention(ProblemOf(given), buffers, executor, kIsas[isa]).ok();
 }
@@ -68,10 +68,10 @@ int attention(const Problem* given, const void* q, const void* k, const void* v,
 int attention_gradient(const Problem* given, const void* q, const void* k,
                        const void* v, const void* bias, const uint8_t* mask,
                        const int32_t* query_lengths, const int32_t* key_lengths,
-                       void* y, float* lse, const void* dy, void* dq, void* dk,
-                       void* dv, void* dbias, int threads, int isa) {
+                       void* y, RowSum* sums, const void* dy, void* dq,
+                       void* dk, void* dv, void* dbias, int threads, int isa) {
   const AttentionGradientBuffers buffers = {
-      {q, k, v, bias, mask, query_lengths, key_lengths, y, lse},
+      {q, k, v, bias, mask, query_lengths, key_lengths, y, sums},
       dy,
       dq,
       dk,
