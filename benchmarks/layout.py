@@ -18,7 +18,7 @@ from rich.table import Table
 
 import jax_layout as jl
 from benchmarks import profiles, runner, xla_program
-from benchmarks.harness import Contender, Timing, measure
+from benchmarks.harness import Timing, measure
 from benchmarks.results import CaseResult
 from benchmarks.runner import Work
 from tests import nets
@@ -181,20 +181,8 @@ def run(case: Case, timing: Timing, on_round: Callable[[], None]) -> CaseResult:
         found = plan.logical(found)
     skipped = {} if _close(found, expected) else {"ours": "wrong result"}
     contenders = [
-        Contender(
-            "ours",
-            "ours",
-            lambda _: ours(*args),
-            jax.block_until_ready,
-            program=xla_program.text(ours),
-        ),
-        Contender(
-            "jax",
-            "peer",
-            lambda _: theirs(*case.args),
-            jax.block_until_ready,
-            program=xla_program.text(theirs),
-        ),
+        xla_program.contender("ours", "ours", ours, args),
+        xla_program.contender("jax", "peer", theirs, case.args),
     ]
     contenders = [c for c in contenders if c.family not in skipped]
     samples = measure(contenders, timing, on_round)

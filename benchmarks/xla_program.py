@@ -4,6 +4,10 @@
 import re
 from typing import Any
 
+import jax
+
+from benchmarks.harness import Contender, Role
+
 # Where each instruction came from, and what its arguments are called.
 _METADATA = re.compile(r",? ?metadata=\{[^{}]*\}")
 _ARGUMENT = re.compile(r"[\w.\-]+: (?=\(|\w+\[)")
@@ -22,3 +26,14 @@ def text(compiled: Any) -> str:
     names: dict[str, str] = {}
     lines = _NAME.sub(lambda m: names.setdefault(m[0], f"%{len(names)}"), lines)
     return (layout[1] if layout else "") + "\n" + lines
+
+
+def contender(family: str, role: Role, compiled: Any, args: Any) -> Contender:
+    """A compiled program with its arguments."""
+    return Contender(
+        family,
+        role,
+        lambda _: compiled(*args),
+        jax.block_until_ready,
+        program=text(compiled),
+    )

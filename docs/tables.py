@@ -43,6 +43,12 @@ _ROWS = {
     "the same with GELU": "linear | 2048x1024->4096, gelu | bf16",
     "bfloat16 attention, both einsums": "gemm | both | bf16",
     "float32 attention, both einsums": "gemm | both | f32",
+    "attention in one call, 2048 by 8 heads of 64, bfloat16": (
+        "attention | 1x2048x8x64 of 2048, bfloat16 | bf16 | forward"
+    ),
+    "the same, causal, forward and backward": (
+        "attention | 1x2048x8x64 of 2048, causal, bfloat16 | bf16 | backward"
+    ),
     "8 rows of bfloat16 by a 4096x4096 weight": "gemm | 8 rows, NT | bf16",
     "float32 product, 2048 square, `x @ w.T`": "gemm | 2048 NT | f32",
     "float32 linear layer, 2048x1024 to 4096": "linear | 2048x1024->4096 | f32",

@@ -11,7 +11,7 @@ import numpy as np
 
 import jax_layout as jl
 from benchmarks import xla_program
-from benchmarks.harness import Contender, Timing, measure
+from benchmarks.harness import Timing, measure
 from benchmarks.programs.program import Program
 from benchmarks.results import CaseResult
 from tests import hlo
@@ -60,20 +60,8 @@ def run(
         skipped = {"ours": f"wrong result: {worst:.1f} times the tolerance"}
         return CaseResult(group, program.name, config, moved, (), skipped)
     contenders = [
-        Contender(
-            "ours",
-            "ours",
-            lambda _: ours(*args),
-            jax.block_until_ready,
-            program=xla_program.text(ours),
-        ),
-        Contender(
-            "jax",
-            "peer",
-            lambda _: theirs(*args),
-            jax.block_until_ready,
-            program=xla_program.text(theirs),
-        ),
+        xla_program.contender("ours", "ours", ours, args),
+        xla_program.contender("jax", "peer", theirs, args),
     ]
     samples = measure(contenders, timing, on_round)
     return CaseResult(group, program.name, config, moved, tuple(samples))

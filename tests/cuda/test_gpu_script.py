@@ -114,7 +114,7 @@ PARTS = {
         "BENCH": f"{QUICK} 'tiny: 4 NT float32' '16x4096->4096, gelu bfloat16' "
         "'of 512x8, float32'"
     },
-    "programs": {"BENCH": f"{QUICK} 'ViT block' 'Equinox: GRU cell'"},
+    "programs": {"BENCH": f"{QUICK} 'ViT block' 'Flax: bidirectional LSTM'"},
 }
 RESULTS = {
     "checks": (),
