@@ -3,6 +3,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import math
 import os
 import platform
@@ -133,9 +134,8 @@ def test_whose_threads_linger_comes_last_and_then_a_pause(monkeypatch):
     ]
     measure(contenders, Timing(rounds=5, sample_seconds=0.0))
     rounds = [["torch", 0.5] if k in (0, 4) else [0.0] for k in range(5)]
-    assert [e for e in seen if e not in ("a", "b")][-len(sum(rounds, [])) :] == sum(
-        rounds, []
-    )
+    expected = list(itertools.chain(*rounds))
+    assert [e for e in seen if e not in ("a", "b")][-len(expected) :] == expected
     assert seen.index("a") < seen.index("torch") and seen[-4:] == [*"ba", "torch", 0.5]
 
 
