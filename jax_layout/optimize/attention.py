@@ -258,8 +258,7 @@ def _hidden(
             kept, causal = shown
             biases = [b for b, each in zip(biases, hiding, strict=True) if each is None]
     if learns and biases:
-        # A row that is biased far down has gradients, which its sum does not tell any
-        # more: exp(-1e38 - log(2 exp(-1e38))) is 1.
+        # Gradients of the bias itself are not looked for in the program.
         return None
     return biases, kept, causal
 
