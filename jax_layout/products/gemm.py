@@ -319,6 +319,8 @@ def _lax(
     dtype = preferred_element_type
     x, w, y = terms(spec)
     batch = [label for label in y if label in x and label in w]
+    if [i for i in x + w if i in y and i not in batch] != list(y)[len(batch) :]:
+        a, b, x, w = b, a, w, x  # as jax.numpy.einsum, in the order that XLA likes
     summed = [label for label in x if label in w and label not in y]
     order = batch + [i for i in x + w if i in y and i not in batch]
     plain = not c and alpha == 1

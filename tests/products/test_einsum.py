@@ -3,6 +3,7 @@
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax.test_util import check_grads
 
 import jax_layout as jl
 from hlo import compiled, count, kernels
+from jax_layout import choices
 
 SUBSCRIPTS = [
     "ij,jk->ik", "ij,jk", "ij,kj->ik", "ji,jk->ki", "ij,kl->ijkl", "i,j->ij", "i,i->",
@@ -37,6 +39,25 @@ def test_einsum(subscripts):
     expected = np.einsum(subscripts, *x)
     assert ours.shape == expected.shape
     np.testing.assert_allclose(ours, expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("subscripts", [s for s in SUBSCRIPTS if s.count(",") == 1])
+def test_what_is_left_to_xla_is_as_jax_has_it(subscripts):
+    """The order of operands and transposes that XLA is quick with."""
+
+    terms, _, result = subscripts.partition("->")
+    left, right = map(set, terms.replace("...", "").split(","))
+    if len((left & right) - set(result)) > 1:
+        pytest.skip("operands are brought into one order first")
+
+    def products(einsum):
+        x = operands(subscripts, jnp.bfloat16)
+        with choices.forced("lax"):
+            text = jax.jit(lambda *x: einsum(subscripts, *x)).lower(*x).as_text()
+        dots = re.findall(r"dot_general %?(\w+)[^,]*, %?(\w+).*: (.*)", text)
+        return [(types, "transpose" in text) for *_, types in dots]
+
+    assert products(jl.einsum) == products(jnp.einsum)
 
 
 def test_a_number_is_a_cotangent():
