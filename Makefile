@@ -43,11 +43,14 @@ test-arm:
 	PYTHONPATH=tests $(PYTHON) tests/arm/emulate.py
 
 # JAX's own tests of products, transposes and convolutions, with the drop-ins in place of
-# its functions: make jax-tests JAX_TESTS=path/of/jax/tests, a folder of JAX's repository.
+# its functions: make jax-tests JAX_TESTS=path/of/jax/tests, a folder of JAX's repository;
+# INSTALLED=1 with jl.install() instead, and more of them.
 JAX_FILES := lax_test lax_numpy_test lax_numpy_einsum_test lax_autodiff_test lax_vmap_test
+JAX_MORE := lax_numpy_indexing_test nn_test shard_map_test
 jax-tests: $(VENV)/with-test
 	PYTHONPATH=tests $(BIN)/python -m pytest -p upstream -c $(JAX_TESTS)/../pyproject.toml \
-	  --rootdir $(JAX_TESTS)/.. $(JAX_FILES:%=$(JAX_TESTS)/%.py)
+	  --rootdir $(JAX_TESTS)/.. $(if $(INSTALLED),--installed --every) $(PYTEST) \
+	  $(patsubst %,$(JAX_TESTS)/%.py,$(JAX_FILES) $(if $(INSTALLED),$(JAX_MORE)))
 
 # A package that adds an operator: installed beside ours, and tested there.
 custom-op: $(VENV)/with-test

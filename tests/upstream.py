@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin: JAX's own tests, with our drop-ins in place of its functions.
+"""A pytest plugin: JAX's own tests, with our drop-ins in place of its functions, or,
+`--installed`, with our kernels beneath its primitives.
 
 JAX's tests are not in its wheel; they, and what they import, are in its repository:
 
     make jax-tests JAX_TESTS=path/of/jax/tests
 
-`--plain` leaves JAX's functions where they are, to compare with.
+`--plain` leaves JAX's functions where they are, to compare with. `--every` runs those
+too whose names are of nothing that there is a kernel for.
 """
 
 import sys
@@ -40,14 +42,23 @@ NAMES_OF_PRIMITIVES = (
 
 def pytest_addoption(parser):
     parser.addoption("--plain", action="store_true", help="leave JAX's functions")
+    parser.addoption("--installed", action="store_true", help="jl.install() instead")
+    parser.addoption("--every", action="store_true", help="whatever it is named")
 
 
 def pytest_configure(config):
     # What the tests import of JAX's repository, and the wheel lacks.
     package = sys.modules["jax._src"]
     package.__path__.append(str(Path(config.rootpath) / "jax" / "_src"))
-    if not config.getoption("--plain"):
+    if config.getoption("--installed"):
+        config.lowered = jl.install()
+    elif not config.getoption("--plain"):
         put_in_place()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.getoption("--installed"):
+        terminalreporter.write_line(str(config.lowered))
 
 
 def put_in_place():
@@ -64,7 +75,8 @@ def pytest_collection_modifyitems(config, items):
         name = item.name.lower()
         named = any(word in name for word in WORDS.split()) and "convert" not in name
         asserts = item.name.startswith(NAMES_OF_PRIMITIVES)
-        return named and (config.getoption("--plain") or not asserts)
+        as_jax = config.getoption("--plain") or config.getoption("--installed")
+        return (named or config.getoption("--every")) and (as_jax or not asserts)
 
     left_out = [item for item in items if not wanted(item)]
     config.hook.pytest_deselected(items=left_out)
