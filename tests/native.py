@@ -2,6 +2,7 @@
 """Compiles kernels alone, without jax, for the tests that call them by ctypes."""
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -18,29 +19,45 @@ def sources(*patterns):
     return [source for pattern in patterns for source in sorted(ROOT.glob(pattern))]
 
 
-def compile_objects(folder, sources, *flags, optimize="-O1", compiler="g++"):
-    """Compiles sources, each in a process of its own, as many at a time as cores."""
+def compile_objects(sources, *flags, optimize="-O1", compiler="g++"):
+    """Objects of sources, as many at a time as cores, in build/objects.
+
+    Those of files that have not changed since are there: several tests, in processes of
+    their own, compile the same kernels.
+    """
     warnings = ("-Wall", "-Wextra", "-Werror")
     command = [compiler, "-std=c++20", optimize, *warnings, *flags, f"-I{ROOT}"]
-    objects = [folder / f"{i}_{source.stem}.o" for i, source in enumerate(sources)]
+    name = hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        done = pool.map(
-            lambda source, target: (
-                subprocess.run(
-                    [*command, "-c", source, "-o", target], check=False
-                ).returncode
-            ),
-            sources,
-            objects,
-        )
-        assert not any(list(done))
-    return objects
+        return list(pool.map(lambda x: compile_object(x, name, command), sources))
+
+
+def compile_object(source, name, command):
+    target = ROOT / "build" / "objects" / name / f"{source.relative_to(ROOT)}.o"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{target}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_current(target):
+            made = ["-MMD", "-MF", f"{target}.d", "-o", f"{target}.new"]
+            subprocess.run([*command, "-c", source, *made], check=True)
+            os.replace(f"{target}.new", target)
+    return target
+
+
+def is_current(target):
+    """Whether an object is newer than all that it was compiled from."""
+    if not target.exists():
+        return False
+    _, _, files = Path(f"{target}.d").read_text().partition(":")
+    made = target.stat().st_mtime
+    read = [Path(file) for file in files.replace("\\\n", " ").split()]
+    return all(file.exists() and file.stat().st_mtime < made for file in read)
 
 
 def compile_library(folder, sources, *flags, optimize="-O1"):
     """A shared library of sources."""
     library = folder / "kernels.so"
-    objects = compile_objects(folder, sources, "-fPIC", *flags, optimize=optimize)
+    objects = compile_objects(sources, "-fPIC", *flags, optimize=optimize)
     subprocess.run(
         ["g++", "-shared", *flags, *objects, "-o", library, "-lpthread"], check=True
     )
@@ -50,7 +67,7 @@ def compile_library(folder, sources, *flags, optimize="-O1"):
 def compile_program(folder, sources, compiler="g++"):
     """A program of sources, for the processor that the compiler makes them for."""
     program = folder / "program"
-    objects = compile_objects(folder, sources, compiler=compiler)
+    objects = compile_objects(sources, "-fPIC", compiler=compiler)
     subprocess.run([compiler, *objects, "-o", program, "-lpthread", "-ldl"], check=True)
     return program
 

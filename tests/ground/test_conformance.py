@@ -543,7 +543,7 @@ def test_vmap(name, example):
 
 @every
 def test_sharded(name, example):
-    """Each axis of each operand in turn, forward and backward."""
+    """Each axis of each operand in turn, and one of each operand in gradients."""
     mesh = jax.make_mesh((2,), ("a",), (AxisType.Auto,), devices=jax.devices("cpu")[:2])
     operands = arrays(example.operands)
     where = floating(operands)
@@ -551,20 +551,24 @@ def test_sharded(name, example):
     def loss(*operands):
         return sum(jnp.sum(jnp.sin(y)) for y in leaves(example.apply(*operands)))
 
+    forward = jax.jit(example.apply)
     both = jax.jit(lambda *x: (example.apply(*x), jax.grad(loss, where)(*x)))
     expected, gradients = both(*operands)
     for i, x in enumerate(operands):
-        for axis in range(x.ndim):
-            if x.shape[axis] % 2:
-                continue
+        even = [axis for axis in range(x.ndim) if x.shape[axis] % 2 == 0]
+        for axis in even:
             spec = P(*(None,) * axis, "a")
             placed = [
                 jax.device_put(y, NamedSharding(mesh, spec if j == i else P()))
                 for j, y in enumerate(operands)
             ]
-            out, grads = both(*placed)
+            # XLA takes a second for each gradient of the larger ones.
+            if axis == even[i % len(even)]:
+                out, grads = both(*placed)
+                close(grads, gradients, 1e-11)
+            else:
+                out = forward(*placed)
             close(out, expected)
-            close(grads, gradients, 1e-11)
 
 
 @every
