@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -21,9 +22,10 @@ from jax._src import (
 from jax._src.interpreters import mlir as lowerings
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, primitives
 from jax.interpreters import mlir
 
+_in_loop: ContextVar[bool] = ContextVar("in_loop", default=False)
 ShardingTypeError = core.ShardingTypeError
 apply_primitive = dispatch.apply_primitive
 
@@ -51,11 +53,7 @@ def wrap_lowerings(
         one, as what operands come from differs between equal ones; otherwise equal ones
         are lowered once, as by jax alone.
     """
-    by_platform = lowerings._platform_specific_lowerings.values()
-    for rules in (lowerings._lowerings, *by_platform):
-        if primitive in rules:
-            entry = rules[primitive]
-            rules[primitive] = dataclasses.replace(entry, rule=wrap(entry.rule))
+    _wrap_rules(primitive, wrap)
     known = lowerings._uncacheable_primitives
     if not isinstance(known, _Uncacheable):
         known = lowerings._uncacheable_primitives = _Uncacheable(known)
@@ -63,6 +61,36 @@ def wrap_lowerings(
             _lower_per_platform, lowerings.lower_per_platform
         )
     known.sometimes[primitive] = wrapped_now
+
+
+def _wrap_rules(primitive: Primitive, wrap: Callable[[Any], Any]) -> None:
+    by_platform = lowerings._platform_specific_lowerings.values()
+    for rules in (lowerings._lowerings, *by_platform):
+        if primitive in rules:
+            entry = rules[primitive]
+            rules[primitive] = dataclasses.replace(entry, rule=wrap(entry.rule))
+
+
+def mark_loops() -> None:
+    """Has `in_loop` know when the bodies of loops, and branches, are lowered."""
+
+    def marked(rule: Callable[..., Any]) -> Callable[..., Any]:
+        def lower(*operands: Any, **params: Any) -> Any:
+            token = _in_loop.set(True)
+            try:
+                return rule(*operands, **params)
+            finally:
+                _in_loop.reset(token)
+
+        return lower
+
+    for primitive in (primitives.while_p, primitives.cond_p):
+        _wrap_rules(primitive, marked)
+
+
+def in_loop() -> bool:
+    """Whether what is lowered now is in a loop or a branch, or first called there."""
+    return _in_loop.get()
 
 
 class _Uncacheable(set[Primitive]):

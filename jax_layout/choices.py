@@ -130,6 +130,7 @@ def choose(work: Work, methods: Sequence[str] = OURS, passes: int = 1) -> str | 
       methods: those that can, in the order in which they are tried without a table.
       passes: over as much memory that it stands for. What only moves numbers, and XLA
         would have moved on the way to their reader, costs one more, as long as its own.
+        0: XLA is out of the question.
 
     Returns:
       its name, or None for plain `jax.lax`.
@@ -268,6 +269,8 @@ def _best(
         for table in packaged():
             ask(table)
     best = max(known, key=known.__getitem__, default=None)
+    if passes == 0:
+        return best or methods[0]
     enough = best is not None and known[best] >= passes * GAIN
     return best if enough else None
 

@@ -33,6 +33,8 @@ from jax_layout.plain import jnp, lax
 _PLATFORMS = ("cpu", "cuda")
 _NO_MESH = jax.sharding.AbstractMesh((), ())
 
+_compat.mark_loops()  # for Kernel.ours_in_loops
+
 # An operation's source line is the user's, not one of ours.
 source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 
@@ -58,6 +60,8 @@ class Kernel:
       ordered_by: which operands are asked for theirs. Left out, all.
       work: what the call is in the tables of choices, which then say whether plain
         `lax` serves better. Left out, it does not.
+      ours_in_loops: whether the tables choose among its methods alone in loops and
+        branches, where XLA is many times slower than they say.
       methods: those that can run it, what is tried first in front; the one that is
         chosen is the attribute "method". Left out, there is but one.
     """
@@ -72,6 +76,7 @@ class Kernel:
     in_order: Callable[[tuple[int, ...]], Kernel | None] | None = None
     ordered_by: Sequence[int] | None = None
     work: choices.Work | None = None
+    ours_in_loops: bool = False
     methods: Sequence[str] = choices.OURS
 
 
@@ -427,6 +432,8 @@ def by_choice(kernel: Kernel, passes: int = 1) -> Kernel | None:
     """The kernel with the method that the tables choose; None for plain `lax`."""
     if kernel.work is None:
         return kernel
+    if kernel.ours_in_loops and _compat.in_loop():
+        passes = 0
     method = choices.choose(kernel.work, kernel.methods, passes)
     if method is None or kernel.methods == choices.OURS:
         return kernel if method else None

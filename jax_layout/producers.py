@@ -8,7 +8,7 @@ memory as the call wants it; and it copies what lies otherwise than a call decla
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.mlir.dialects import stablehlo
@@ -27,6 +27,8 @@ _ELEMENTWISE = frozenset(
 _ANYWHERE = frozenset(
     f"stablehlo.{name}" for name in ("constant", "iota", "broadcast_in_dim")
 )
+_SMALL = _ELEMENTWISE | _ANYWHERE | {"stablehlo.reshape"}
+_OF_SOFTMAX = frozenset(("stablehlo.exponential", "stablehlo.reduce"))
 _MOST_VISITED = 64  # operations
 # Operations whose results are written before anything else reads them.
 _WRITTEN = frozenset(
@@ -134,19 +136,20 @@ def is_fused(value: Any) -> bool:
     return operation.name not in _WRITTEN
 
 
-def through_softmax(values: Sequence[Any], exponential: Any) -> list[Any]:
+def through_softmax(values: Sequence[Any], called: Callable[[Any], Any]) -> list[Any]:
     """What a softmax was made of, before these values: results of products, say.
 
     Args:
       values: operands of a product.
-      exponential: `exponential(call)`: whether what a `func.call` calls holds one.
+      called: `called(call)`: the names of operations in what a `func.call` calls.
 
     Returns:
-      results, neither of elementwise operations nor of calls, that went through an
-      exponential on their way, and kept their size.
+      results, neither of elementwise operations nor of calls, that kept their size on
+      their way, on which were an exponential and something that is summed up over an
+      axis, or the largest there: an exponential alone is a sigmoid's.
     """
-    pending = [(value, False) for value in values]
-    visited: set[tuple[Any, bool]] = set()
+    pending = [(value, frozenset[str]()) for value in values]
+    visited: set[tuple[Any, frozenset[str]]] = set()
     found = []
     while pending and len(visited) < 2 * _MOST_VISITED:
         value, behind = pending.pop()
@@ -156,14 +159,31 @@ def through_softmax(values: Sequence[Any], exponential: Any) -> list[Any]:
         visited.add((value, behind))
         name = operation.name
         if name in _ELEMENTWISE or name in ("func.call", "stablehlo.reshape"):
-            behind |= name == "stablehlo.exponential" or (
-                name == "func.call" and exponential(operation)
-            )
+            names = {name} if name != "func.call" else set(called(operation))
+            if any(map(_is_reduced, operation.operands)):
+                names.add("stablehlo.reduce")
+            behind |= names & _OF_SOFTMAX
             size = _size(value)
             pending += [(v, behind) for v in operation.operands if _size(v) == size]
-        elif behind:
+        elif behind == _OF_SOFTMAX:
             found.append(value)
     return found
+
+
+def _is_reduced(value: Any) -> bool:
+    """Whether a value is a sum or a maximum, repeated along the axis it is of."""
+    operation = maker(value)
+    if operation is None or operation.name not in _ANYWHERE:
+        return False
+    pending, visited = [value], 0
+    while pending and visited < _MOST_VISITED:
+        operation = maker(pending.pop())
+        visited += 1
+        if operation is not None and operation.name == "stablehlo.reduce":
+            return True
+        if operation is not None and operation.name in _SMALL:
+            pending += operation.operands
+    return False
 
 
 def _size(value: Any) -> int:

@@ -19,6 +19,7 @@ from jax_layout.convnet.passes import (
     Convolution,
     Sizes,
     each,
+    swap,
 )
 from jax_layout.formats.memory_format import MemoryFormat
 from jax_layout.op import Kernel, by_choice
@@ -74,6 +75,7 @@ def kernel(
             target="jax_layout_conv",
             workspace=plan["workspace"],
             work=_work(result, a.dtype, conv, shapes),
+            ours_in_loops=not _is_hwio(result, conv),
             methods=plan["methods"],
             operand_layouts=[memory[i] for i in given[:2]] + [(0,)] * len(bias),
             result_layouts=[memory[result]],
@@ -179,6 +181,17 @@ def _work(
     sizes = points, shapes["x"][conv.x_order[1]], o, math.prod(conv.w_size)
     strided = " strided" if math.prod(conv.stride) > 1 else ""
     return Work(f"conv {result} {dtype.name}{strided}", sizes) if all(sizes) else None
+
+
+def _is_hwio(result: str, conv: Convolution) -> bool:
+    """Whether XLA reads weights in the one order that it is fast with in a loop.
+
+    An input gradient is to it a convolution with weights whose channels have changed
+    places, no matter whether it is called so, or as a convolution.
+    """
+    rank = len(conv.stride)
+    order = swap(conv.w_order) if result == "x" else conv.w_order
+    return order == (rank + 1, rank, *range(rank))
 
 
 def weights_format(name: str, rank: int) -> MemoryFormat | None:

@@ -45,7 +45,6 @@ class _Installed:
 
 
 _installed: Any = jax.make_user_context(None)
-_wrapped: set[str] = set()
 _wrapping = threading.Lock()
 
 
@@ -175,14 +174,15 @@ def _state(name: str, operators: Any, exports: bool, verbose: bool) -> _Installe
 def _wrap() -> None:
     """Puts ours before jax's rules, once; they ask for themselves what is installed."""
     with _wrapping:
-        for name, (primitive, rule) in _RULES.items():
-            if name not in _wrapped:
-                wrap = functools.partial(_lowering, name, rule)
-                _compat.wrap_lowerings(primitive, wrap, is_installed)
-                _wrapped.add(name)
-        if "" not in _wrapped:
-            _compat.rewrite_programs(_with_attention)
-            _wrapped.add("")
+        _wrap_all()
+
+
+@functools.cache
+def _wrap_all() -> None:
+    for name, (primitive, rule) in _RULES.items():
+        wrap = functools.partial(_lowering, name, rule)
+        _compat.wrap_lowerings(primitive, wrap, is_installed)
+    _compat.rewrite_programs(_with_attention)
 
 
 def _with_attention(name: str, jaxpr: Any, platform: str, for_export: bool) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jax.extend.mlir.dialects import stablehlo
@@ -145,13 +145,15 @@ def _narrowed(value: Any, aval: Any, term: str) -> Any:
 def _fuses(program: Program, ctx: Context, lhs: Any, rhs: Any) -> bool:
     """Whether XLA makes one of this product, a softmax and the product before that."""
 
-    def exponential(call: Any) -> bool:
+    def called(call: Any) -> Iterator[str]:
         name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
         table = ctx.module_context.symbol_table
-        return name in table and _holds_exponential(table[name].operation)
+        for region in table[name].operation.regions if name in table else ():
+            for block in region.blocks:
+                yield from (operation.operation.name for operation in block.operations)
 
     found = False
-    for value in producers.through_softmax((lhs, rhs), exponential):
+    for value in producers.through_softmax((lhs, rhs), called):
         product = program.products.get(value)
         if product is None:
             found |= producers.maker(value).name == "stablehlo.dot_general"
@@ -159,15 +161,6 @@ def _fuses(program: Program, ctx: Context, lhs: Any, rhs: Any) -> bool:
             found = True
             _give_back(program, value)
     return found
-
-
-def _holds_exponential(function: Any) -> bool:
-    return any(
-        operation.operation.name == "stablehlo.exponential"
-        for region in function.regions
-        for block in region.blocks
-        for operation in block.operations
-    )
 
 
 def _give_back(program: Program, value: Any) -> None:

@@ -69,6 +69,7 @@ class Program:
     def instead(self, lowered: Lowered, other: Lowered) -> None:
         """Takes back an operation, in whose place there is another."""
         self.record._add(lowered, -1)
+        self.record._add(other)
         if other != lowered:
             logger.debug("%s %s: %s after all", other.primitive, other.arrays,
                          other.runs)  # fmt: skip

@@ -162,6 +162,40 @@ def test_scans_higher_derivatives_checkpoints_and_donation():
         step(jnp.array(w), x)
 
 
+def test_gradients_in_loops_and_branches_are_ours_whatever_tables_say(monkeypatch):
+    """XLA is slow there with weights that are not HWIO, and tables do not know it."""
+    methods = dict.fromkeys(choices.methods_of("conv"), 0.5)
+    points = {f"conv {result} float32": {(64, 8, 8, 9): methods} for result in "xy"}
+    table = choices.Table("", "", "", 1, points)
+    monkeypatch.setattr(choices, "_source", lambda: "a test's")
+    monkeypatch.setattr(choices, "_tables", lambda source: [(source, table)])
+    x, w = array(2, 9, 7, 8), array(3, 3, 8, 8)
+
+    def step(conv, x):
+        return jnp.tanh(conv(x, w, (1, 1), "SAME", dimension_numbers=numbers))
+
+    def loop(conv, x):
+        body = jax.checkpoint(lambda x, _: (step(conv, x), None))
+        return lax.scan(body, x, None, length=2)[0]
+
+    def branch(conv, x):
+        return lax.cond(x[0, 0, 0, 0] > 0, lambda x: step(conv, x), jnp.sin, x)
+
+    numbers = ("NHWC", "HWIO", "NHWC")
+    for f, calls in ((step, 0), (loop, 1), (branch, 1)):
+
+        def gradient(x, conv, f=f):
+            return jax.grad(lambda x: f(conv, x).sum())(x)
+
+        expected, found, record, _ = both(
+            lambda x: gradient(x, lax.conv_general_dilated), x
+        )
+        assert_close(found, expected)
+        assert ours(record, "conv_general_dilated") == calls
+        compiled = jax.jit(lambda x: gradient(x, jl.conv_general_dilated)).lower(x)
+        assert compiled.as_text().count("@jax_layout_conv") == calls
+
+
 # --- products
 
 DOTS = {
@@ -303,8 +337,20 @@ def test_products_around_a_softmax_go_together(worth, monkeypatch):
     q, k, v = (array(2, 24, 3, 16, seed=i) for i in range(3))
     expected, found, record, hlo = both(attend, q, k, v)
     assert_close(found, expected)
+    assert record["dot_general"]["XLA"] == 2 - ours(record, "dot_general")
     assert ours(record, "dot_general") == 2 * worth
     assert hlo.count('custom_call_target="jax_layout_gemm"') == 2 * worth
+
+
+@pytest.mark.parametrize("gate", [jax.nn.silu, lambda x: x / (1 + jnp.exp(-x))])
+def test_products_around_a_sigmoid_are_not_taken_for_attention(gate, monkeypatch):
+    products = sys.modules["jax_layout.install.products"]
+    monkeypatch.setattr(products, "attends", lambda *_: False)
+    x, w, v = array(8, 24), array(24, 32, seed=1), array(32, 24, seed=2)
+    f = lambda x, w, v: (gate(x @ w) * (x @ w)) @ v  # noqa: E731
+    expected, found, record, _ = both(f, x, w, v)
+    assert_close(found, expected)
+    assert record["dot_general"]["XLA"] == 0
 
 
 def test_transposes_that_xla_fuses_are_its_own():
