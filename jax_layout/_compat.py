@@ -25,7 +25,7 @@ from jax._src.lax import lax
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import mlir
 
-_in_loop: ContextVar[bool] = ContextVar("in_loop", default=False)
+_inside: ContextVar[frozenset[str]] = ContextVar("inside", default=frozenset())
 ShardingTypeError = core.ShardingTypeError
 apply_primitive = dispatch.apply_primitive
 
@@ -72,25 +72,25 @@ def _wrap_rules(primitive: Primitive, wrap: Callable[[Any], Any]) -> None:
 
 
 def mark_loops() -> None:
-    """Has `in_loop` know when the bodies of loops, and branches, are lowered."""
+    """Has `inside` know when the bodies of loops, and branches, are lowered."""
 
-    def marked(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def marked(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
         def lower(*operands: Any, **params: Any) -> Any:
-            token = _in_loop.set(True)
+            token = _inside.set(_inside.get() | {name})
             try:
                 return rule(*operands, **params)
             finally:
-                _in_loop.reset(token)
+                _inside.reset(token)
 
         return lower
 
     for primitive in (primitives.while_p, primitives.cond_p):
-        _wrap_rules(primitive, marked)
+        _wrap_rules(primitive, functools.partial(marked, primitive.name))
 
 
-def in_loop() -> bool:
-    """Whether what is lowered now is in a loop or a branch, or first called there."""
-    return _in_loop.get()
+def inside(*names: str) -> bool:
+    """Whether what is lowered now is in a "while" or a "cond", or first called there."""
+    return not _inside.get().isdisjoint(names)
 
 
 class _Uncacheable(set[Primitive]):

@@ -83,14 +83,6 @@ def calls(operation: Any, target: str) -> bool:
     return ir.StringAttr(operation.attributes["call_target_name"]).value == target
 
 
-def may_repeat() -> bool:
-    """Whether what is lowered now may be in a loop: in its body, or in a function."""
-    operation: Any = ir.InsertionPoint.current.block.owner.operation
-    while operation.name not in ("stablehlo.while", "func.func"):
-        operation = operation.parent.operation
-    return operation.name == "stablehlo.while" or not _is_public(operation)
-
-
 def for_xla(value: Any) -> Any:
     """A value as XLA has it best, which reads through transposes of its own."""
     operation = maker(value)

@@ -17,7 +17,7 @@ import numpy as np
 from jax.interpreters import mlir
 from jax.lax import GatherScatterMode, Precision
 
-from jax_layout import choices, op, producers
+from jax_layout import _compat, choices, op, producers
 from jax_layout.convnet.general_dilated import recognise, turned
 from jax_layout.index import fill_value as fill_value_of
 from jax_layout.install.record import Lowered, Record, logger
@@ -94,7 +94,7 @@ def stays_in_cache(ctx: Context) -> bool:
         return False
     arrays = *ctx.avals_in, *ctx.avals_out
     size = sum(aval.size * aval.dtype.itemsize for aval in arrays)
-    return size <= choices.level2_bytes() and producers.may_repeat()
+    return size <= choices.level2_bytes() and _compat.inside("while")
 
 
 def _arrays(ctx: Context) -> str:
