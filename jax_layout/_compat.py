@@ -89,7 +89,7 @@ def mark_loops() -> None:
 
 
 def inside(*names: str) -> bool:
-    """Whether what is lowered now is in a "while" or a "cond", or first called there."""
+    """Whether what is lowered now is in a "while" or "cond", or first called there."""
     return not _inside.get().isdisjoint(names)
 
 

@@ -35,7 +35,9 @@ class Product:
     Attributes:
       call: lowers it with its result's axes in this order, by their letters, to a
         value; None if no kernel is chosen for that.
-      order: the letters as jax has them.
+      order: the letters in the order that is known to be read.
+      standing: what stands for it, in the order of the program, and in which order of
+        letters each does; jax's own first.
       plain: lowers it as jax does.
       attends: whether it is ours also before a softmax and another product.
       lowered: what was recorded.
@@ -43,6 +45,7 @@ class Product:
 
     call: Callable[[str], Any]
     order: str
+    standing: list[tuple[Any, str]]
     plain: Callable[[], Any]
     attends: Callable[[], bool]
     lowered: Lowered
@@ -110,11 +113,11 @@ def dot_general(
                 for (read, aval, _), v in ((left, lhs), (right, rhs))
                 if read is not v)  # fmt: skip
     lowered = program.log("dot_general", ctx, methods[0], moved)
-    identity = ir.DenseI64ArrayAttr.get(list(range(out.ndim)))
-    stands_for = stablehlo.transpose(value, identity)
+    stands_for = _identity(value, y)
     program.products[stands_for] = Product(
         call=call,
         order=y,
+        standing=[(stands_for, y)],
         plain=lambda: plain(ctx, *map(producers.for_xla, (lhs, rhs)))[0],
         attends=lambda: attends(a, b, dimension_numbers),
         lowered=lowered,
@@ -166,18 +169,25 @@ def _fuses(program: Program, ctx: Context, lhs: Any, rhs: Any) -> bool:
 def _give_back(program: Program, value: Any) -> None:
     """Makes a product of ours XLA's."""
     mine = program.products.pop(value)
-    _stand_for(value, mine.plain, range(len(mine.order)))
+    _, order = mine.standing[0]
+    _replace(mine, mine.plain, order)
     program.instead(mine.lowered, dataclasses.replace(mine.lowered, runs="XLA"))
 
 
-def _stand_for(value: Any, make: Callable[[], Any], axes: Sequence[int]) -> Any:
-    """Has what stands for a product be a transpose of another value, made before it."""
-    operation = producers.maker(value)
-    with ir.InsertionPoint(operation), operation.location:
+def _identity(value: Any, order: str) -> Any:
+    return stablehlo.transpose(value, ir.DenseI64ArrayAttr.get(list(range(len(order)))))
+
+
+def _replace(product: Product, make: Callable[[], Any], order: str) -> Any:
+    """Has what stands for a product be transposes of another value, made before it."""
+    first = producers.maker(product.standing[0][0])
+    with ir.InsertionPoint(first), first.location:
         made = make()
-    if made is not None:
+    for value, letters in product.standing if made is not None else ():
+        axes = ir.DenseI64ArrayAttr.get([order.index(letter) for letter in letters])
+        operation = producers.maker(value)
         operation.operands[0] = made
-        operation.attributes["permutation"] = ir.DenseI64ArrayAttr.get(list(axes))
+        operation.attributes["permutation"] = axes
     return made
 
 
@@ -213,11 +223,14 @@ def _written(
 ) -> Sequence[Any] | None:
     product = program.products[x]
     order = "".join(product.order[axis] for axis in axes)
-    back = sorted(range(len(axes)), key=axes.__getitem__)
-    value = _stand_for(x, lambda: product.call(order), back)
+    value = _replace(product, lambda: product.call(order), order)
     if value is None:
         return None
+    # Which may be transposed again, back perhaps.
+    stands_for = _identity(value, order)
+    product.standing.append((stands_for, order))
+    program.products[stands_for] = dataclasses.replace(product, order=order)
     del program.products[x]
     (aval,) = ctx.avals_out
     program.log("transpose", ctx, "ours", 2 * aval.size * aval.dtype.itemsize)
-    return [value]
+    return [stands_for]

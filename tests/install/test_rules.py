@@ -276,6 +276,24 @@ def test_products_are_written_as_they_are_read():
     assert record["transpose"]["kept_bytes"] == 2 * 64 * 48 * 4
 
 
+def test_products_that_are_turned_twice_are_not_turned():
+    """The gradient of a weight that is read through its transpose."""
+    a, b = array(64, 96), array(96, 48)
+
+    def f(a, b):
+        y = a @ b
+        return y.T.T + 1, y.T.T.T, y
+
+    expected, found, record, hlo = both(lambda a, b: f(a, b)[:1], a, b)
+    assert_close(found, expected)
+    assert hlo.count('custom_call_target="jax_layout_gemm"') == 1
+    assert count("copy", hlo) + count("transpose", hlo) == 0
+    assert ours(record, "transpose") == 2
+    expected, found, _, hlo = both(f, a, b)
+    assert_close(found, expected)
+    assert hlo.count('custom_call_target="jax_layout_gemm"') == 1
+
+
 def test_a_product_that_is_read_both_ways_is_computed_once():
     a, b = array(64, 96), array(96, 48)
 
