@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -25,7 +26,7 @@ from jax._src.lax import lax
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import mlir
 
-_inside: ContextVar[frozenset[str]] = ContextVar("inside", default=frozenset())
+_inside: ContextVar[Mapping[str, int]] = ContextVar("inside", default={})  # noqa: B039
 ShardingTypeError = core.ShardingTypeError
 apply_primitive = dispatch.apply_primitive
 
@@ -75,22 +76,38 @@ def mark_loops() -> None:
     """Has `inside` know when the bodies of loops, and branches, are lowered."""
 
     def marked(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
-        def lower(*operands: Any, **params: Any) -> Any:
-            token = _inside.set(_inside.get() | {name})
+        def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+            sizes = [_nbytes(aval) for aval in ctx.avals_in]
+            places = dict(_inside.get())
+            if name == "scan":  # which becomes a while, also of all its slices
+                places[name] = sum(sizes[: sum(scan_arity(params))])
+            else:
+                places[name] = places.pop("scan", sum(sizes))
+            token = _inside.set(places)
             try:
-                return rule(*operands, **params)
+                return rule(ctx, *operands, **params)
             finally:
                 _inside.reset(token)
 
         return lower
 
-    for primitive in (primitives.while_p, primitives.cond_p):
+    for primitive in (primitives.scan_p, primitives.while_p, primitives.cond_p):
         _wrap_rules(primitive, functools.partial(marked, primitive.name))
 
 
-def inside(*names: str) -> bool:
-    """Whether what is lowered now is in a "while" or "cond", or first called there."""
-    return not _inside.get().isdisjoint(names)
+def inside() -> Mapping[str, int]:
+    """What is lowered now is in these, "while" and "cond", or was first called there.
+
+    With each, how many bytes it is given, those that a scan slices left aside.
+    """
+    return {name: size for name, size in _inside.get().items() if name != "scan"}
+
+
+def _nbytes(aval: Any) -> int:
+    shape = getattr(aval, "shape", ())
+    known = all(isinstance(n, int) for n in shape)
+    dtype = getattr(aval, "dtype", None)
+    return math.prod(shape) * getattr(dtype, "itemsize", 0) if known else 0
 
 
 class _Uncacheable(set[Primitive]):

@@ -432,7 +432,7 @@ def by_choice(kernel: Kernel, passes: int = 1) -> Kernel | None:
     """The kernel with the method that the tables choose; None for plain `lax`."""
     if kernel.work is None:
         return kernel
-    if kernel.ours_in_loops and _compat.inside("while", "cond"):
+    if kernel.ours_in_loops and _compat.inside():
         passes = 0
     method = choices.choose(kernel.work, kernel.methods, passes)
     if method is None or kernel.methods == choices.OURS:

@@ -334,6 +334,16 @@ def test_what_xla_fuses_is_left_to_it(monkeypatch):
     w = array(96, 96)
     expected, found, record, _ = both(loop, w, x)
     assert ours(record, "dot_general") == 0  # all in the cache
+    assert ours(both(jax.jit(lambda w, x: x @ w), w, x)[2], "dot_general") == 1
+
+    def layers(ws, x):
+        return lax.scan(lambda x, _: (sum(x @ w for w in ws), None), x, None, length=3)
+
+    side = int(choices.level2_bytes() ** 0.5) // 4
+    for many, calls in ((2, 0), (5, 5)):  # the last drive each other out
+        ws = [array(side, side, seed=seed) for seed in range(many)]
+        _, _, record, _ = both(layers, ws, array(8, side))
+        assert ours(record, "dot_general") == calls
     side = int((choices.level2_bytes() / 4) ** 0.5) + 32
     _, _, record, _ = both(loop, array(side, side), array(8, side))
     assert ours(record, "dot_general") == 1
