@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -26,7 +27,8 @@ from jax._src.lax import lax
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import mlir
 
-_inside: ContextVar[Mapping[str, int]] = ContextVar("inside", default={})  # noqa: B039
+_nowhere: Mapping[str, int] = types.MappingProxyType({})
+_inside: ContextVar[Mapping[str, int]] = ContextVar("inside", default=_nowhere)
 ShardingTypeError = core.ShardingTypeError
 apply_primitive = dispatch.apply_primitive
 
