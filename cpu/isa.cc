@@ -6,6 +6,11 @@
 #include <cstdlib>
 #include <iterator>
 
+#include "cpu/executor.h"
+
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -27,6 +32,27 @@ bool TilesPermitted() {
 #endif
 }
 #endif
+
+// What falls to the processors of this process of AMD's third-level caches,
+// each of which a few cores have to themselves; 0 for others.
+int64_t ThirdLevelBytes() {
+#ifdef __x86_64__
+  constexpr unsigned kTopologyExtensions = 1 << 22, kLeaf = 0x8000001d;
+  unsigned a, b, c, d;
+  if (!__get_cpuid(0x80000001, &a, &b, &c, &d)) return 0;
+  if ((c & kTopologyExtensions) == 0) return 0;
+  for (unsigned i = 0; __get_cpuid_count(kLeaf, i, &a, &b, &c, &d); ++i) {
+    const unsigned type = a & 31, level = a >> 5 & 7;
+    if (type == 0) break;
+    if (level != 3) continue;
+    const int64_t line = (b & 0xfff) + 1, partitions = (b >> 12 & 0x3ff) + 1;
+    const int64_t ways = (b >> 22) + 1, sets = int64_t{c} + 1;
+    const int64_t sharing = (a >> 14 & 0xfff) + 1;
+    return line * partitions * ways * sets / sharing * ProcessorCount();
+  }
+#endif
+  return 0;
+}
 
 bool Has(Isa isa) {
   switch (isa) {
@@ -120,6 +146,14 @@ bool HasVbmi() {
 #else
   return false;
 #endif
+}
+
+int64_t StreamBytes() {
+  // On a Xeon, whose last level lies behind a mesh, it pays from here on.
+  constexpr int64_t kLeast = 12 << 20;
+  // As much is read as is written.
+  static const int64_t bytes = std::max(kLeast, ThirdLevelBytes() / 2);
+  return bytes;
 }
 
 KernelLevels::KernelLevels(const char* name)

@@ -6,6 +6,7 @@
 #define JAX_LAYOUT_CPU_ISA_H_
 
 #include <atomic>
+#include <cstdint>
 #include <initializer_list>
 #include <iterator>
 #include <string>
@@ -41,6 +42,10 @@ Isa BestIsa();
 // Whether an AVX-512 processor has byte permutes too: those of Skylake, Cascade
 // Lake and Cooper Lake, the last with bf16, do not.
 bool HasVbmi();
+
+// Larger results leave by non-temporal stores: they would leave the cache
+// anyway, and writing around it saves reading every line first.
+int64_t StreamBytes();
 
 // The levels of one kind of kernels, as the module reports them. It owns no
 // memory: threads may run kernels while the process ends.

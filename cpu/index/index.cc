@@ -8,6 +8,7 @@
 
 #include "core/arithmetic.h"
 #include "cpu/index/rows.h"
+#include "cpu/isa.h"
 #include "cpu/pages.h"
 #include "cpu/permute/permute.h"
 
@@ -15,8 +16,6 @@ namespace jax_layout {
 namespace {
 
 constexpr int64_t kTaskBytes = 256 << 10;
-// Larger results leave by non-temporal stores.
-constexpr int64_t kStreamBytes = 12 << 20;
 constexpr int64_t kLine = 64;
 
 template <int kBytes>
@@ -72,7 +71,7 @@ Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
   const int64_t slices =
       std::min(p.outer, std::max<int64_t>(1, kTaskBytes / (rows * part)));
   const int64_t groups = CeilDiv(p.outer, slices);
-  const bool stream = size >= kStreamBytes && row_bytes >= 4 * kLine &&
+  const bool stream = size > StreamBytes() && row_bytes >= 4 * kLine &&
                       functions.vector_bytes > 16;
   executor.ParallelFor(p.batch * groups * blocks * parts, [&](int64_t task) {
     const int64_t offset = task % parts * part;

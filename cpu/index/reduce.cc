@@ -16,6 +16,7 @@
 #include "core/arithmetic.h"
 #include "cpu/index/index.h"
 #include "cpu/index/rows.h"
+#include "cpu/isa.h"
 #include "cpu/pages.h"
 #include "cpu/permute/permute.h"
 
@@ -23,8 +24,6 @@ namespace jax_layout {
 namespace {
 
 constexpr int64_t kTaskBytes = 256 << 10;
-// Larger results leave by non-temporal stores.
-constexpr int64_t kStreamBytes = 12 << 20;
 constexpr int64_t kLine = 64;
 // Shorter rows are added sooner than sorted; those of an array that caches do
 // not hold have to be shorter still.
@@ -242,7 +241,7 @@ Status AddByRow(const Job& job, bool started) {
       1, std::clamp(share, kTaskBytes / 16, zeroed ? kHugePage : kTaskBytes) /
              row_bytes);
   const int64_t blocks = CeilDiv(p.extent, block);
-  const bool stream = !started && job.slices() * slice >= kStreamBytes &&
+  const bool stream = !started && job.slices() * slice > StreamBytes() &&
                       row_bytes >= 4 * kLine;
   BlockFunction* copy = stream ? FunctionsOf().copy : nullptr;
   job.executor.ParallelFor(job.slices() * blocks * parts, [&](int64_t task) {

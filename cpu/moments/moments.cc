@@ -12,7 +12,9 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <type_traits>
 
+#include "core/arithmetic.h"
 #include "core/float16.h"
 #include "cpu/clones.h"
 
@@ -22,7 +24,9 @@ namespace {
 constexpr int64_t kWidth = 256;       // of a row of accumulators
 constexpr int64_t kBlock = 16 << 10;  // elements
 constexpr int64_t kRuns = 64;         // of a block
-constexpr int64_t kHead = 1 << 10;    // elements that tell where the mean is
+// Of the first block so many elements, and such a part, tell where the mean is:
+// no further away than a block is from those before it.
+constexpr int64_t kHead = 64, kHeadShare = 16;
 constexpr int64_t kTaskElements = 32 << 10;
 
 // An element in memory, and in sums.
@@ -175,6 +179,94 @@ JAX_LAYOUT_INLINE void Products(const Block& block,
   Fold(block, product, products);
 }
 
+// --- runs of elements of one sum, in registers
+
+template <typename Element, int kBytes>
+struct Vector {
+  typedef Element Type __attribute__((vector_size(kBytes)));
+};
+
+// Elements that are summed at a time: one, or a register of kBytes.
+template <typename T>
+struct One {
+  using Reg = typename T::Sum;
+  static constexpr int64_t kCount = 1;
+  static JAX_LAYOUT_INLINE void Load(const typename T::Stored* p, Reg* to) {
+    *to = T::Load(*p);
+  }
+};
+template <typename T, int kBytes>
+struct Many {
+  using Reg = typename Vector<typename T::Sum, kBytes>::Type;
+  static constexpr int64_t kCount = kBytes / sizeof(typename T::Sum);
+  static JAX_LAYOUT_INLINE void Load(const typename T::Stored* p, Reg* to) {
+    if constexpr (sizeof(*p) == sizeof(typename T::Sum)) {
+      std::memcpy(to, p, kBytes);
+    } else {
+      using Bits = typename Vector<uint32_t, kBytes>::Type;
+      typename Vector<uint16_t, kBytes / 2>::Type half;
+      std::memcpy(&half, p, sizeof(half));
+      const Bits bits = __builtin_convertvector(half, Bits) << 16;
+      std::memcpy(to, &bits, kBytes);
+    }
+  }
+};
+
+// Whether they are summed so. The compiler widens halves in loops alone.
+template <typename T>
+JAX_LAYOUT_INLINE bool InRuns(const MomentsProblem& p) {
+  return p.l == 1 && !std::is_same_v<T, F16>;
+}
+
+// first and second: sums of what add(Elements, i, &first, &second) adds for the
+// elements from i on.
+template <typename T, int kBytes, typename Add>
+JAX_LAYOUT_INLINE void SumRuns(const Block& block, const Add& add,
+                               double* first, double* second) {
+  using Wide = Many<T, kBytes>;
+  using Sum = typename T::Sum;
+  constexpr int64_t kCount = Wide::kCount;
+  constexpr int kRegs = 4;
+  // More in float32 would round what follows an outlier too often.
+  constexpr int64_t kMost = 32 * kRegs * kCount;
+  using Total = typename Vector<double, kCount * sizeof(double)>::Type;
+  Total all_a = {}, all_b = {};
+  typename Wide::Reg a[kRegs] = {}, b[kRegs] = {};
+  Sum rest_a = 0, rest_b = 0;
+  const auto total = [&]() __attribute__((always_inline)) {
+    all_a += __builtin_convertvector((a[0] + a[1]) + (a[2] + a[3]), Total);
+    all_b += __builtin_convertvector((b[0] + b[1]) + (b[2] + b[3]), Total);
+    for (int r = 0; r < kRegs; ++r) a[r] = b[r] = typename Wide::Reg{};
+  };
+  int64_t summed = 0;  // since the last total
+  for (int64_t k = 0; k < block.count; ++k) {
+    int64_t i = block.runs[k].offset;
+    const int64_t end = i + block.runs[k].rows;
+    while (i < end) {
+      const int64_t stop = std::min(end, i + kMost - summed);
+      summed += stop - i;
+      for (; i + kRegs * kCount <= stop; i += kRegs * kCount) {
+#pragma GCC unroll 4
+        for (int r = 0; r < kRegs; ++r) {
+          add(Wide(), i + r * kCount, a + r, b + r);
+        }
+      }
+      for (; i + kCount <= stop; i += kCount) add(Wide(), i, a, b);
+      for (; i < stop; ++i) add(One<T>(), i, &rest_a, &rest_b);
+      if (summed < kMost) continue;
+      total();
+      summed = 0;
+    }
+  }
+  total();
+  *first = rest_a;
+  *second = rest_b;
+  for (int64_t j = 0; j < kCount; ++j) {
+    *first += all_a[j];
+    *second += all_b[j];
+  }
+}
+
 // Two numbers of a result, of the elements of a part.
 struct Pair {
   double first, second;
@@ -243,7 +335,7 @@ JAX_LAYOUT_INLINE void Join(Pair* a, int64_t na, const Pair* b, int64_t nb,
 }
 
 // out[j]: mean, and sum of squares about it.
-template <typename T>
+template <typename T, int kBytes>
 JAX_LAYOUT_INLINE void MomentsOf(const MomentsProblem& p, const Part& part,
                                  const void* data, Pair* out) {
   const auto* x = static_cast<const typename T::Stored*>(data);
@@ -255,9 +347,10 @@ JAX_LAYOUT_INLINE void MomentsOf(const MomentsProblem& p, const Part& part,
       p, part,
       [&](const Block& block, int64_t rows) __attribute__((always_inline)) {
         if (before == 0) {
-          const Run run = {block.runs->offset,
-                           std::min(block.runs->rows,
-                                    (kHead + part.columns - 1) / part.columns)};
+          const int64_t few = CeilDiv(kHead, part.columns);
+          const Run run = {
+              block.runs->offset,
+              std::min(block.runs->rows, std::max(few, rows / kHeadShare))};
           const Block head = {&run, 1, block.columns, block.pitch,
                               block.folded};
           Sum<T>(head, x, sums);
@@ -270,9 +363,24 @@ JAX_LAYOUT_INLINE void MomentsOf(const MomentsProblem& p, const Part& part,
             center[j] = static_cast<typename T::Sum>(out[j].first);
           }
         }
-        Repeat(block, center);
         const double inverse = 1 / static_cast<double>(rows);
-        Squares<T>(block, x, center, sums, squares);
+        if (InRuns<T>(p)) {
+          SumRuns<T, kBytes>(
+              block,
+              [&]<class E>(E, int64_t i, typename E::Reg* sum,
+                           typename E::Reg* square)
+                  __attribute__((always_inline)) {
+                    typename E::Reg d;
+                    E::Load(x + i, &d);
+                    d -= *center;
+                    *sum += d;
+                    *square += d * d;
+                  },
+              sums, squares);
+        } else {
+          Repeat(block, center);
+          Squares<T>(block, x, center, sums, squares);
+        }
         Pair* to = before == 0 ? out : here;
         for (int64_t j = 0; j < part.columns; ++j) {
           const double off = sums[j] * inverse;
@@ -284,7 +392,7 @@ JAX_LAYOUT_INLINE void MomentsOf(const MomentsProblem& p, const Part& part,
 }
 
 // out[j]: sum, and sum of products.
-template <typename T>
+template <typename T, int kBytes>
 JAX_LAYOUT_INLINE void SumsOf(const MomentsProblem& p, const Part& part,
                               const void* left, const void* right,
                               const void* about, Pair* out) {
@@ -298,8 +406,23 @@ JAX_LAYOUT_INLINE void SumsOf(const MomentsProblem& p, const Part& part,
   std::fill_n(out, part.columns, Pair{0, 0});
   ForEachBlock(p, part,
                [&](const Block& block, int64_t) __attribute__((always_inline)) {
-                 Repeat(block, center);
-                 Products<T>(block, ct, x, center, sums, products);
+                 if (InRuns<T>(p)) {
+                   SumRuns<T, kBytes>(
+                       block,
+                       [&]<class E>(E, int64_t i, typename E::Reg* sum,
+                                    typename E::Reg* product)
+                           __attribute__((always_inline)) {
+                             typename E::Reg c, d;
+                             E::Load(ct + i, &c);
+                             E::Load(x + i, &d);
+                             *sum += c;
+                             *product += c * (d - *center);
+                           },
+                       sums, products);
+                 } else {
+                   Repeat(block, center);
+                   Products<T>(block, ct, x, center, sums, products);
+                 }
                  for (int64_t j = 0; j < part.columns; ++j) {
                    out[j].first += sums[j];
                    out[j].second += products[j];
@@ -309,13 +432,16 @@ JAX_LAYOUT_INLINE void SumsOf(const MomentsProblem& p, const Part& part,
 
 // The loops of one level for a type.
 struct MomentsFunctions {
-  decltype(&MomentsOf<Bf16>) moments;
-  decltype(&SumsOf<Bf16>) sums;
+  decltype(&MomentsOf<Bf16, 32>) moments;
+  decltype(&SumsOf<Bf16, 32>) sums;
 };
 // And for all, as Dispatch() numbers them.
+template <Isa isa>
+constexpr int kRegBytes = isa == Isa::kAvx512 ? 64 : 32;
 template <Isa isa, typename... T>
-constexpr std::array<MomentsFunctions, sizeof...(T)> kLoops = {MomentsFunctions{
-    kCompiled<isa, MomentsOf<T>>, kCompiled<isa, SumsOf<T>>}...};
+constexpr std::array<MomentsFunctions, sizeof...(T)> kLoops = {
+    MomentsFunctions{kCompiled<isa, MomentsOf<T, kRegBytes<isa>>>,
+                     kCompiled<isa, SumsOf<T, kRegBytes<isa>>>}...};
 template <Isa isa>
 constexpr const auto* kFunctions =
     kLoops<isa, Plain<float>, Plain<double>, Bf16, F16>.data();

@@ -11,9 +11,6 @@
 namespace jax_layout {
 namespace {
 
-// Results at least this large leave the cache anyway: writing around it saves
-// reading every line of y first.
-constexpr int64_t kStreamBytes = 12 << 20;
 // Wanted bytes of a block along y (a column) and along x (a row).
 constexpr int64_t kColumnBytes = 256;
 constexpr int64_t kRowBytes = 2048;
@@ -52,7 +49,6 @@ class Chooser {
         take_(plan.rank, 1),
         rows_(BlockLoop::kRows),
         cols_(BlockLoop::kCols) {
-    kernel_.stream = plan.size >= kStreamBytes && functions.vector_bytes > 16;
     if (plan.rank == 0) return;
     // Tiles write whole lines of y if its columns begin on one.
     const int64_t column = plan.dims[plan.rank - 1].extent * plan.chunk;
@@ -276,12 +272,14 @@ const Kernels<const PermuteFunctions*> kKernels(
 
 const PermuteFunctions& FunctionsOf(Isa isa) { return *kKernels.At(isa); }
 
-PermuteKernel ChoosePermuteKernel(const PermutePlan& plan, Isa isa) {
+PermuteKernel ChoosePermuteKernel(const PermutePlan& plan, Isa isa,
+                                  int64_t stream) {
   PermuteKernel kernel;
   kernel.plan = plan;
   kernel.functions = kKernels.Take(isa);
   kernel.bytes = plan.chunk;
   if (plan.size == 0) return kernel;
+  kernel.stream = plan.size > stream && kernel.functions->vector_bytes > 16;
   Chooser(plan, *kernel.functions, &kernel).Choose();
   for (const BlockLoop& loop : kernel.loops) kernel.num_blocks *= loop.count;
   kernel.blocks_per_task = std::max<int64_t>(

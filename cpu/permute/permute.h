@@ -59,7 +59,9 @@ struct PermuteKernel {
   bool stream = false;  // non-temporal stores where lines are whole
 };
 
-PermuteKernel ChoosePermuteKernel(const PermutePlan& plan, Isa isa = BestIsa());
+// Results of more than `stream` bytes leave by non-temporal stores.
+PermuteKernel ChoosePermuteKernel(const PermutePlan& plan, Isa isa = BestIsa(),
+                                  int64_t stream = StreamBytes());
 
 // Writes the permuted x to y; both hold plan.size > 0 bytes and do not overlap.
 Status Permute(const PermuteKernel& kernel, const void* x, void* y,

@@ -92,6 +92,8 @@ def _centered_sums(
     ct: Array, x: Array, center: Array, *, axes: tuple[int, ...]
 ) -> list[Array]:
     ct = ct.astype(center.dtype)
+    # Else what a gradient subtracts besides is written to memory, once for both.
+    center = lax.optimization_barrier(center)
     apart = x.astype(center.dtype) - jnp.expand_dims(center, axes)
     return [ct.sum(axes), (ct * apart).sum(axes)]
 

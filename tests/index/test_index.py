@@ -32,7 +32,7 @@ CASES = [
     ((900, 256), 0, 37),
     ((1, 1), 1, 1),
 ]
-LARGE = ((8000, 512), 0, 3000)  # by non-temporal stores
+LARGE = ((10_000, 512), 0, 3000)  # by non-temporal stores
 
 
 def array(shape, dtype="float64", seed=0):

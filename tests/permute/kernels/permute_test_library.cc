@@ -21,7 +21,8 @@ int Permute(int rank, const int64_t* shape, const int64_t* axes,
     return 1;
   }
   const jax_layout::PermuteKernel kernel =
-      jax_layout::ChoosePermuteKernel(plan, jax_layout::kTestedIsas[isa]);
+      jax_layout::ChoosePermuteKernel(plan, jax_layout::kTestedIsas[isa],
+                                      /*stream=*/12 << 20);
   if (plan.size == 0) return 0;
   const jax_layout::Threads threads(num_threads, run_inline != 0);
   return jax_layout::Permute(kernel, x, y, threads).ok() ? 0 : 1;
