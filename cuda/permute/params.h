@@ -112,7 +112,7 @@ struct PackedParams {
 
   int element;             // bytes
   int x_vector, y_vector;  // bytes per access; below 4, 16 from anywhere
-  uint32_t elements;       // of shared memory, where such runs are whole vectors
+  uint32_t elements;  // of shared memory, where such runs are whole vectors
   uint32_t tiles;
   uint32_t x_runs, y_runs;             // contiguous runs of a tile
   uint32_t y_length;                   // elements of a run
