@@ -81,6 +81,54 @@ __device__ inline void StoreGlobal(char* to, const Packet<kBytes>& p) {
 #endif
 }
 
+// kBytes from anywhere, 4 or 16, of the words around them, all of which must be
+// there, and one more.
+template <int kBytes>
+__device__ inline Packet<kBytes> LoadAcross(const char* from) {
+  const auto past =
+      static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) & 3);
+  Packet<kBytes> out;
+  uint32_t low = LoadGlobal<4>(from - past).word[0];
+#pragma unroll
+  for (int w = 0; w < kBytes / 4; ++w) {
+    const uint32_t high = LoadGlobal<4>(from - past + 4 * w + 4).word[0];
+    out.word[w] = __funnelshift_r(low, high, past * 8);
+    low = high;
+  }
+  return out;
+}
+
+// The same one by one. From `end` on the last byte before it is taken again.
+// Few tiles need this, and it is to take no registers from the others.
+template <int kBytes>
+__device__ inline Packet<kBytes> LoadBytes(const char* from, const char* end) {
+  Packet<kBytes> out = {};
+#pragma unroll
+  for (int w = 0; w < kBytes / 4; ++w) {
+#pragma unroll 1
+    for (int b = 0; b < 4; ++b) {
+      const char* at = from + 4 * w + b;
+      at = at < end ? at : end - 1;
+      out.word[w] |= LoadGlobal<1>(at).word[0] << (8 * b);
+    }
+  }
+  return out;
+}
+
+// Of the bytes of a row that are in no whole vector of its own, less than one
+// at each end, that of a slot in 0 to 2 kVector - 1; -1 if there is none.
+template <int kVector>
+__device__ inline int EdgeByte(const char* row, int bytes, int slot) {
+  const int past =
+      static_cast<int>(reinterpret_cast<uintptr_t>(row) & (kVector - 1));
+  // Where whole vectors begin and end.
+  const int next = -past & (kVector - 1), first = next < bytes ? next : bytes;
+  const int end = ((bytes + past) & -kVector) - past;
+  const int last = end > first ? end : first;
+  const int at = slot < kVector ? slot : last + slot - kVector;
+  return at < (slot < kVector ? first : bytes) ? at : -1;
+}
+
 template <int kBytes>
 __device__ inline Packet<kBytes> LoadShared(const char* from) {
   return Unpack<kBytes>(*reinterpret_cast<const Word<kBytes>*>(from));

@@ -75,7 +75,8 @@ struct GemmKernel {
   std::shared_ptr<GemmLaunches> launches;
 };
 
-// cuBLASLt, if it computes it at all, as far as is known without a device.
+// cuBLASLt, if it computes it at all, as far as is known without a device, and
+// not in so many launches that XLA, which transposes, would be faster.
 std::vector<std::string> GemmMethods(const GemmProblem& problem);
 
 Status ChooseGemmKernel(const GemmProblem& problem, GemmKernel* kernel);

@@ -8,6 +8,7 @@
 #define JAX_LAYOUT_CUDA_PERMUTE_PACKED_CUH_
 
 #include <algorithm>
+#include <array>
 
 #include "cuda/permute/params.h"
 #include "cuda/vector_access.cuh"
@@ -84,17 +85,23 @@ struct Places {
     return k % 2 == 0 ? pair[k / 2] & 0xffff : pair[k / 2] >> 16;
   }
 
-  // Place k is of element k % side of the thread's unit k / side.
+  // Place k is of element k % side of the thread's unit k / side. A run's last
+  // vector may end after it.
   __device__ void Find(const PackedParams& p) {
-    const uint32_t side = p.y_vector / kElement, last = p.elements - side;
+    const uint32_t side = (p.y_vector < 4 ? 16 : p.y_vector) / kElement;
+    const uint32_t last = p.y_runs * p.y_run.divisor - 1;
 #pragma unroll
     for (int first = 0; first < kCount; first += kTogether) {
       uint32_t index[kTogether], position[kTogether];
 #pragma unroll
       for (int t = 0; t < kTogether; ++t) {
         const uint32_t k = first + t, e = k & (side - 1);
-        index[t] = threadIdx.x * side + (k - e) * kPackedThreads;
-        index[t] = (index[t] < last ? index[t] : last) + e;
+        uint32_t unit = threadIdx.x + k / side * kPackedThreads;
+        unit = unit < last ? unit : last;
+        const uint32_t run = p.y_run.Quotient(unit);
+        const uint32_t column = (unit - run * p.y_run.divisor) * side + e;
+        index[t] =
+            run * p.y_length + (column < p.y_length ? column : p.y_length - 1);
         position[t] = 0;
       }
 #pragma unroll 1
@@ -121,15 +128,14 @@ struct Places {
   }
 };
 
-// Runs of x to shared memory, kVector bytes per load, several in flight. Past
-// the last unit a thread takes that again, and does not keep it, so that no
-// load waits for a branch.
-template <int kElement, int kVector>
-__device__ inline void LoadRuns(const PackedParams& p, const char* x,
-                                const int64_t* runs, char* shared) {
+// Runs of x to shared memory, kVector bytes per load, several in flight;
+// at most kMost; load(i) is what stands at byte i of the tile. Past the last
+// unit a thread takes that again, and does not keep it, so that no load waits
+// for a branch.
+template <int kElement, int kVector, int kMost, typename Load>
+__device__ inline void LoadRuns(const PackedParams& p, const int64_t* runs,
+                                char* shared, Load load) {
   constexpr int kUnits = PackedShare(kElement) / kVector;
-  // Beside the places, 16 registers of narrow elements.
-  constexpr int kMost = kElement < 4 ? 8 : 16;
   constexpr int kInFlight = kUnits < kMost ? kUnits : kMost;
   const uint32_t units = p.x_runs * p.x_run.divisor;
 #pragma unroll 1
@@ -142,7 +148,7 @@ __device__ inline void LoadRuns(const PackedParams& p, const char* x,
       unit = unit < units ? unit : units - 1;
       const uint32_t run = p.x_run.Quotient(unit);
       const uint32_t column = unit - run * p.x_run.divisor;
-      held[k] = LoadGlobal<kVector>(x + runs[run] + column * kVector);
+      held[k] = load(runs[run] + column * kVector);
     }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
@@ -171,6 +177,29 @@ __device__ inline void LoadRuns(const PackedParams& p, const char* x,
   }
 }
 
+// From shared memory, what stands at places `first` and after.
+template <int kElement, int kVector>
+__device__ inline Packet<kVector> Gather(const char* shared,
+                                         const Places<kElement>& places,
+                                         int first) {
+  Packet<kVector> out = {};
+#pragma unroll
+  for (int e = 0; e < kVector / kElement; ++e) {
+    const uint32_t place = places[first + e];
+    const auto element = LoadShared<kElement>(shared + place * kElement);
+    const int at = e * kElement;  // byte of the vector
+    if constexpr (kElement < 4) {
+      out.word[at / 4] |= element.word[0] << (at % 4 * 8);
+    } else {
+#pragma unroll
+      for (int w = 0; w < kElement / 4; ++w) {
+        out.word[at / 4 + w] = element.word[w];
+      }
+    }
+  }
+  return out;
+}
+
 // Shared memory to runs of y, kVector bytes per store. Past the last unit a
 // thread stores that again, the same bytes, so that nothing branches.
 template <int kElement, int kVector>
@@ -186,7 +215,7 @@ __device__ inline void StoreRuns(const PackedParams& p, char* y,
   for (int first = 0; first < kUnits; first += kTogether) {
     if (first * kPackedThreads >= units) return;  // the whole block
     char* to[kTogether];
-    Packet<kVector> out[kTogether] = {};
+    Packet<kVector> out[kTogether];
 #pragma unroll
     for (int h = 0; h < kTogether; ++h) {
       uint32_t unit = threadIdx.x + (first + h) * kPackedThreads;
@@ -194,23 +223,68 @@ __device__ inline void StoreRuns(const PackedParams& p, char* y,
       const uint32_t run = p.y_run.Quotient(unit);
       const uint32_t column = unit - run * p.y_run.divisor;
       to[h] = y + runs[run] + column * kVector;
-#pragma unroll
-      for (int e = 0; e < kSide; ++e) {
-        const uint32_t place = places[(first + h) * kSide + e];
-        const auto element = LoadShared<kElement>(shared + place * kElement);
-        const int at = e * kElement;  // byte of the vector
-        if constexpr (kElement < 4) {
-          out[h].word[at / 4] |= element.word[0] << (at % 4 * 8);
-        } else {
-#pragma unroll
-          for (int w = 0; w < kElement / 4; ++w) {
-            out[h].word[at / 4 + w] = element.word[w];
-          }
-        }
-      }
+      out[h] = Gather<kElement, kVector>(shared, places, (first + h) * kSide);
     }
 #pragma unroll
     for (int h = 0; h < kTogether; ++h) StoreGlobal<kVector>(to[h], out[h]);
+  }
+}
+
+// The same for runs that begin anywhere: the tile is put into y's order in
+// shared memory, of whose words vectors of y are made. The bytes at the ends of
+// a run are stored by themselves, by a warp.
+template <int kElement>
+__device__ inline void StoreAnywhere(const PackedParams& p, char* y,
+                                     const int64_t* runs, char* shared,
+                                     const Places<kElement>& places) {
+  constexpr int kUnits = PackedShare(kElement) / 16;
+  const uint32_t units = p.y_runs * p.y_run.divisor;
+  const int bytes = static_cast<int>(p.y_length) * kElement;
+  Packet<16> held[kUnits];
+#pragma unroll
+  for (int k = 0; k < kUnits; ++k) {
+    held[k] = Gather<kElement, 16>(shared, places, k * (16 / kElement));
+  }
+  __syncthreads();  // all have what they need
+#pragma unroll
+  for (int k = 0; k < kUnits; ++k) {
+    const uint32_t unit = threadIdx.x + k * kPackedThreads;
+    if (unit < units) StoreShared<16>(shared + unit * 16, held[k]);
+  }
+  __syncthreads();  // y's order is here
+#pragma unroll
+  for (int k = 0; k < kUnits; ++k) {
+    uint32_t unit = threadIdx.x + k * kPackedThreads;
+    unit = unit < units ? unit : units - 1;
+    const uint32_t run = p.y_run.Quotient(unit);
+    const uint32_t column = unit - run * p.y_run.divisor;
+    char* to = y + runs[run];
+    const int first = -static_cast<int>(reinterpret_cast<uintptr_t>(to)) & 15;
+    const int at = first + static_cast<int>(column) * 16;
+    if (at + 16 <= bytes) {
+      const char* from = shared + (unit - column) * 16 + (at & ~3);
+      // A fourth word after the first, or none.
+      const int fifth = at % 4 == 0 ? 12 : 16;
+      Packet<16> out;
+      uint32_t low = LoadShared<4>(from).word[0];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const uint32_t high =
+            LoadShared<4>(from + (w < 3 ? 4 * w + 4 : fifth)).word[0];
+        out.word[w] = __funnelshift_r(low, high, at * 8);
+        low = high;
+      }
+      StoreGlobal<16>(to + at, out);
+    }
+  }
+#pragma unroll 2
+  for (uint32_t slot = threadIdx.x; slot < 32 * p.y_runs;
+       slot += kPackedThreads) {
+    const uint32_t run = slot / 32;
+    char* to = y + runs[run];
+    const int at = EdgeByte<16>(to, bytes, static_cast<int>(slot % 32));
+    const char* row = shared + run * p.y_run.divisor * 16;
+    if (at >= 0) StoreGlobal<1>(to + at, LoadShared<1>(row + at));
   }
 }
 
@@ -234,22 +308,38 @@ __launch_bounds__(kPackedThreads, kPackedBounds<kElement>) void PackedKernel(
   for (uint32_t tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
     int64_t x_offset, y_offset;
     p.walk.Locate(tile, &x_offset, &y_offset);
-    constexpr int kNarrow = kElement < 4 ? 4 : kElement;
     __syncthreads();  // the runs are known, the last tile has left
+    const char *from = x + x_offset, *x_end = x + p.size;
+    // Beside the places, 16 registers of narrow elements.
+    constexpr int kNarrow = kElement < 4 ? 4 : kElement;
+    constexpr int kMost = kElement < 4 ? 8 : 16;
     if (p.x_vector == 16) {
-      LoadRuns<kElement, 16>(p, x + x_offset, x_runs, shared);
-    } else if (kElement < 4 && p.x_vector == 4) {
-      LoadRuns<kElement, kNarrow>(p, x + x_offset, x_runs, shared);
-    } else {
-      LoadRuns<kElement, kElement>(p, x + x_offset, x_runs, shared);
+      LoadRuns<kElement, 16, kMost>(p, x_runs, shared, [&](int64_t at) {
+        return LoadGlobal<16>(from + at);
+      });
+    } else if (p.x_vector == kNarrow) {
+      LoadRuns<kElement, kNarrow, kMost>(p, x_runs, shared, [&](int64_t at) {
+        return LoadGlobal<kNarrow>(from + at);
+      });
+    } else if constexpr (kElement < 4) {
+      if (from - (reinterpret_cast<uintptr_t>(from) & 3) >= x &&
+          from + p.reach + 20 <= x_end) {
+        LoadRuns<kElement, 16, 2>(p, x_runs, shared, [&](int64_t at) {
+          return LoadAcross<16>(from + at);
+        });
+      } else {  // words at an end of x are not all there
+        LoadRuns<kElement, 16, 1>(p, x_runs, shared, [&](int64_t at) {
+          return LoadBytes<16>(from + at, x_end);
+        });
+      }
     }
     __syncthreads();  // the tile is here
     if (p.y_vector == 16) {
       StoreRuns<kElement, 16>(p, y + y_offset, y_runs, shared, places);
-    } else if (kElement < 4 && p.y_vector == 4) {
+    } else if (p.y_vector == kNarrow) {
       StoreRuns<kElement, kNarrow>(p, y + y_offset, y_runs, shared, places);
-    } else {
-      StoreRuns<kElement, kElement>(p, y + y_offset, y_runs, shared, places);
+    } else if constexpr (kElement < 4) {
+      StoreAnywhere<kElement>(p, y + y_offset, y_runs, shared, places);
     }
   }
 }
@@ -258,7 +348,7 @@ __launch_bounds__(kPackedThreads, kPackedBounds<kElement>) void PackedKernel(
 class PackedPlanner {
  public:
   PackedPlanner(const PermutePlan& plan, int element, int alignment)
-      : element_(element), alignment_(alignment) {
+      : element_(element), alignment_(alignment), size_(plan.size) {
     // y's axes, innermost first, in elements. A chunk of several elements is
     // one more axis, innermost on both sides.
     const int64_t per_chunk = plan.chunk / element;
@@ -277,20 +367,16 @@ class PackedPlanner {
   }
 
   PackedParams Plan() {
-    // The longest runs whose box still fits.
-    int64_t run = max_elements_;
-    while (!ChooseBox(run)) run -= (run + 15) / 16;
-
+    ChooseBox();
     PackedParams p = {};
     p.element = element_;
-    int64_t tiles = 1, elements = 1;
+    int64_t tiles = 1;
     for (int d = 0; d < rank_; ++d) {
-      elements *= box_[d];
       const int64_t count = Count(d);
       if (tiles > kMaxCount32 / count) return p;  // p.tiles == 0
       tiles *= count;
     }
-    p.elements = static_cast<uint32_t>(elements);
+    p.elements = static_cast<uint32_t>(std::max(Held(true), Held(false)));
     p.tiles = static_cast<uint32_t>(tiles);
     for (int d = 0; d < rank_; ++d) {
       if (Count(d) == 1) continue;
@@ -302,20 +388,27 @@ class PackedPlanner {
     // does not span counts runs, and the same for y.
     int64_t position[kMaxRank + 1];
     int64_t stride = 1;
+    bool inside = true;  // the run
     for (int k = 0; k < rank_; ++k) {
-      position[x_order_[k]] = stride;
-      stride *= box_[x_order_[k]];
+      const int d = x_order_[k];
+      position[d] = stride;
+      stride *= box_[d];
+      p.reach += (box_[d] - 1) * axes_[d].x_stride * element_;
+      if (inside && box_[d] < axes_[d].extent) stride = Pitch(true);
+      inside &= box_[d] == axes_[d].extent;
     }
+    p.size = size_;
     for (int k = 0; k < rank_; ++k) {
       if (box_[k] == 1) continue;
       p.order[p.rank++] = {FastDivider<uint32_t>(box_[k]),
                            static_cast<uint32_t>(position[k])};
     }
     if (p.rank > 0) p.last_stride = p.order[p.rank - 1].stride;
-    p.x_vector = PlanRuns(x_order_, &Axis::x_stride, p.x_run_dims,
-                          &p.x_run_rank, &p.x_runs, &p.x_run);
-    p.y_vector = PlanRuns(y_order_, &Axis::y_stride, p.y_run_dims,
-                          &p.y_run_rank, &p.y_runs, &p.y_run);
+    p.x_vector =
+        PlanRuns(true, p.x_run_dims, &p.x_run_rank, &p.x_runs, &p.x_run);
+    p.y_vector =
+        PlanRuns(false, p.y_run_dims, &p.y_run_rank, &p.y_runs, &p.y_run);
+    p.y_length = static_cast<uint32_t>(RunLength(y_order_));
     p.shared_bytes = static_cast<int>(
         PackedShared(element_, p.elements, p.x_runs, p.y_runs).bytes);
     return p;
@@ -330,14 +423,17 @@ class PackedPlanner {
     return (axes_[d].extent + box_[d] - 1) / box_[d];
   }
 
-  // The smallest step along axis d that keeps 16-byte alignment on both
-  // sides, or 1 if the axis ends elsewhere anyway.
+  // The smallest step along axis d that keeps to sectors on both sides, or to
+  // vectors, or 1 if the axis ends elsewhere anyway.
   int64_t Granule(int d) const {
-    int64_t granule = 1;
-    for (int64_t stride : {axes_[d].x_stride, axes_[d].y_stride}) {
-      while (granule * stride * element_ % 16 != 0) granule *= 2;
+    for (const int64_t bytes : {kSector, int64_t{16}}) {
+      int64_t granule = 1;
+      for (int64_t stride : {axes_[d].x_stride, axes_[d].y_stride}) {
+        while (granule * stride * element_ % bytes != 0) granule *= 2;
+      }
+      if (axes_[d].extent % granule == 0) return granule;
     }
-    return axes_[d].extent % granule == 0 ? granule : 1;
+    return 1;
   }
 
   // Extends the box along `order` until it holds runs of `run` elements.
@@ -361,19 +457,95 @@ class PackedPlanner {
     }
   }
 
-  bool ChooseBox(int64_t run) {
-    std::fill(box_, box_ + rank_, 1);
-    Extend(x_order_, run);
-    Extend(y_order_, run);
+  // The longest runs whose box still fits; then of one side those that cost
+  // least.
+  void ChooseBox() {
+    int64_t run = max_elements_;
+    while (!Fits(run, run)) run -= (run + 15) / 16;
+    auto best = box_;
+    double least = Cost();
+    for (const bool x : {true, false}) {
+      for (int64_t longer = run; longer <= max_elements_;
+           longer += (longer + 15) / 16) {
+        if (!Fits(x ? longer : run, x ? run : longer)) break;
+        if (Cost() >= least) continue;
+        best = box_;
+        least = Cost();
+      }
+    }
+    box_ = best;
+  }
+
+  bool Fits(int64_t x_run, int64_t y_run) {
+    box_.fill(1);
+    Extend(x_order_, x_run);
+    Extend(y_order_, y_run);
     int64_t elements = 1;
     for (int d = 0; d < rank_; ++d) {
       if (box_[d] > max_elements_ / elements) return false;
       elements *= box_[d];
     }
     // Short runs would need large tables of them: 8 bytes each.
-    int64_t x_run = RunLength(x_order_), y_run = RunLength(y_order_);
-    const int64_t runs = elements / x_run + elements / y_run;
-    return runs <= 2048;
+    const int64_t runs =
+        elements / RunLength(x_order_) + elements / RunLength(y_order_);
+    return runs <= 2048 && Held(true) <= max_elements_ &&
+           Held(false) <= max_elements_;
+  }
+
+  const int* Order(bool x) const { return x ? x_order_ : y_order_; }
+
+  // Bytes from one position of axis d to the next.
+  int64_t Stride(bool x, int d) const {
+    return (x ? axes_[d].x_stride : axes_[d].y_stride) * element_;
+  }
+
+  // Bytes per access: all that decides an address must be a multiple.
+  int Vector(bool x) const {
+    const int64_t length = RunLength(Order(x));
+    int64_t bits = alignment_ | length * element_, inside = 1;
+    for (int k = 0; k < rank_; ++k) {
+      const int d = Order(x)[k];
+      const int64_t bytes = Stride(x, d);
+      if (Count(d) > 1) {
+        bits |= box_[d] * bytes | (axes_[d].extent - box_[d]) * bytes;
+      }
+      inside *= box_[d];
+      if (inside > length && box_[d] > 1) bits |= bytes;
+    }
+    const int64_t aligned = bits & -bits;
+    return aligned >= 16 ? 16 : element_ < 4 && aligned >= 4 ? 4 : element_;
+  }
+
+  // Elements from a run to the next in shared memory: where runs begin
+  // anywhere, they fill whole vectors.
+  int64_t Pitch(bool x) const {
+    const int64_t length = RunLength(Order(x));
+    const int64_t vector = Vector(x) < 4 ? 16 / element_ : 1;
+    return (length + vector - 1) / vector * vector;
+  }
+
+  // Elements of shared memory that the box takes in an order.
+  int64_t Held(bool x) const {
+    int64_t elements = 1;
+    for (int d = 0; d < rank_; ++d) elements *= box_[d];
+    return elements / RunLength(Order(x)) * Pitch(x);
+  }
+
+  // Bytes of sectors for each byte that is moved, and the time in which a tile
+  // waits for memory, which could move some 2 KB.
+  double Cost() const {
+    double elements = element_, sectors = 0;
+    for (int d = 0; d < rank_; ++d) elements *= static_cast<double>(box_[d]);
+    for (const bool x : {true, false}) {
+      const int64_t length = RunLength(Order(x)) * element_;
+      int64_t bits = length | kSector;
+      for (int d = 0; d < rank_; ++d) {
+        if (Stride(x, d) >= length) bits |= Stride(x, d);
+      }
+      const int64_t beside = kSector - (bits & -bits);
+      sectors += static_cast<double>(beside) / static_cast<double>(length);
+    }
+    return 2 + sectors + 2048 / elements;
   }
 
   int64_t RunLength(const int* order) const {
@@ -385,44 +557,34 @@ class PackedPlanner {
     return length;
   }
 
-  // The runs on one side; returns the bytes per access: all that decides an
-  // address must be a multiple.
-  int PlanRuns(const int* order, int64_t Axis::* stride,
-               PackedParams::Run* dims, int* rank, uint32_t* runs,
+  // The runs on one side; returns the bytes per access.
+  int PlanRuns(bool x, PackedParams::Run* dims, int* rank, uint32_t* runs,
                FastDivider<uint32_t>* accesses) const {
-    const int64_t length = RunLength(order);
-    int64_t bits = alignment_ | length * element_;
+    const int64_t length = RunLength(Order(x));
     int64_t inside = 1;
     *runs = 1;
     for (int k = 0; k < rank_; ++k) {
-      const int d = order[k];
-      const int64_t bytes = axes_[d].*stride * element_;
-      if (Count(d) > 1) {
-        bits |= box_[d] * bytes | (axes_[d].extent - box_[d]) * bytes;
-      }
+      const int d = Order(x)[k];
       inside *= box_[d];
-      if (inside > length && box_[d] > 1) {
-        bits |= bytes;
-        dims[(*rank)++] = {FastDivider<uint32_t>(box_[d]), bytes};
-        *runs *= static_cast<uint32_t>(box_[d]);
-      }
+      if (inside <= length || box_[d] == 1) continue;
+      dims[(*rank)++] = {FastDivider<uint32_t>(box_[d]), Stride(x, d)};
+      *runs *= static_cast<uint32_t>(box_[d]);
     }
-    const int64_t aligned = bits & -bits;
-    const int vector = aligned >= 16                  ? 16
-                       : element_ < 4 && aligned >= 4 ? 4
-                                                      : element_;
-    *accesses = FastDivider<uint32_t>(
-        static_cast<uint32_t>(length * element_ / vector));
+    const int vector = Vector(x);
+    *accesses = FastDivider<uint32_t>(static_cast<uint32_t>(
+        Pitch(x) * element_ / (vector < 4 ? 16 : vector)));
     return vector;
   }
 
+  static constexpr int64_t kSector = 32;  // bytes
+
   int element_;
-  int64_t alignment_;
+  int64_t alignment_, size_;
   int64_t max_elements_;
   int rank_ = 0;
   Axis axes_[kMaxRank + 1];
   int x_order_[kMaxRank + 1], y_order_[kMaxRank + 1];
-  int64_t box_[kMaxRank + 1];
+  std::array<int64_t, kMaxRank + 1> box_;
 };
 
 }  // namespace jax_layout

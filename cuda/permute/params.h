@@ -16,6 +16,8 @@ namespace jax_layout {
 // Below this size the launch dominates: smaller blocks, so that one wave
 // reaches every multiprocessor.
 inline constexpr int64_t kSmallBytes = 1 << 20;
+// Below this size a wave or two of large blocks would leave a tail.
+inline constexpr int64_t kMediumBytes = 32 << 20;
 
 // Counts below this are handled in 32 bits. The slack keeps a partial block
 // past the end below 2^31 too, as FastDivider<uint32_t> requires.
@@ -85,6 +87,7 @@ struct TileParams {
   int element;      // bytes
   int load, store;  // bytes per access of x and of y
   int edge;         // elements along each side of a tile
+  int64_t size;     // of x, in bytes
   int64_t i_extent, j_extent;
   int64_t x_row, y_row;  // from i to i + 1 in x, from j to j + 1 in y
   uint32_t tiles;
@@ -108,10 +111,11 @@ struct PackedParams {
   };
 
   int element;             // bytes
-  int x_vector, y_vector;  // bytes per access
-  uint32_t elements;       // of a tile
+  int x_vector, y_vector;  // bytes per access; below 4, 16 from anywhere
+  uint32_t elements;  // of shared memory, where such runs are whole vectors
   uint32_t tiles;
   uint32_t x_runs, y_runs;             // contiguous runs of a tile
+  uint32_t y_length;                   // elements of a run
   FastDivider<uint32_t> x_run, y_run;  // accesses per run
   int shared_bytes;
   int rank, x_run_rank, y_run_rank;
@@ -119,6 +123,8 @@ struct PackedParams {
   Order order[kMaxTileRank];
   Run x_run_dims[kMaxTileRank], y_run_dims[kMaxTileRank];
   Walk<uint32_t> walk;  // over tiles
+  int64_t size;         // of x, in bytes
+  int64_t reach;        // from a tile's first byte in x to its last element
 };
 
 }  // namespace jax_layout

@@ -112,9 +112,9 @@ struct Launcher {
         return Launch(RowsKernel<kUnit, UInt, true>, RowsBlocks(p), p.threads,
                       0, p, x, y, stream);
       }
-      // Rows of 64 bytes have few units of 8 bytes or more; shorter ones come
+      // Rows of 64 bytes have few units of 16 bytes alone; shorter ones come
       // where tiles or boxes are too many for 32 bits.
-      if constexpr (kUnit >= (sizeof(UInt) == 4 ? 8 : 2)) {
+      if constexpr (kUnit >= (sizeof(UInt) == 4 ? 16 : 2)) {
         return Launch(RowsKernel<kUnit, UInt, false>, RowsBlocks(p), p.threads,
                       0, p, x, y, stream);
       }

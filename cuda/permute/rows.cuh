@@ -13,8 +13,9 @@ inline constexpr int kRowsInFlight = 8;
 inline constexpr int kRowsPerWarp = 32 * kRowsInFlight;  // units
 
 // Units of a row from which a warp's span touches at most 32 rows, so that
-// each lane decodes one: ceil((256 - 1) / 9) + 1 = 30.
-inline constexpr int kLongRow = 9;
+// each lane decodes one: ceil((256 - 1) / 9) + 1 = 30, and of 8 units, of which
+// spans begin with a row, 256 / 8 = 32.
+inline constexpr int kLongRow = 8;
 
 // Units that a thread of RowWordsKernel has in flight: 4 words of bytes, 8 of
 // halves.
@@ -25,7 +26,9 @@ RowsParams<UInt> PlanRows(const PermutePlan& plan, int unit, bool words) {
   RowsParams<UInt> p = {};
   p.unit = unit;
   p.words = words;
-  p.threads = plan.size < kSmallBytes ? 64 : 256;
+  // Small blocks end together; large ones where they would be too many.
+  const int64_t small = plan.size / unit / (64 * kRowsInFlight);
+  p.threads = small < INT32_MAX ? 64 : 256;
   p.units = static_cast<UInt>(plan.size / unit);
   p.rows = static_cast<UInt>(plan.size / plan.chunk);
   p.length = FastDivider<UInt>(static_cast<UInt>(plan.chunk / unit));

@@ -13,12 +13,16 @@ namespace jax_layout {
 // The shape of a block's work. Shared memory holds y's rows in vectors of 16
 // bytes, of kDown elements. A thread turns patches in its registers: kDown
 // loads of kAcross elements each become kAcross vectors. Each side has the
-// accesses that it allows: kLoad and kStore bytes.
+// accesses that it allows: kLoad and kStore bytes; rows of x that begin
+// anywhere are loaded in words all the same, which a kLoad of less than 4 bytes
+// says.
 template <int kElement, int kLoad, int kStore, int kEdge, int kThreadCount>
 struct Tile {
   static constexpr int kThreads = kThreadCount;
   static constexpr int kDown = 16 / kElement;
-  static constexpr int kAcross = kLoad / kElement;
+  static constexpr bool kAnywhere = kLoad < 4;
+  static constexpr int kLoaded = kAnywhere ? 4 : kLoad;
+  static constexpr int kAcross = kLoaded / kElement;
   static constexpr int kRowBytes = kEdge * kElement;
   static constexpr int kColumns = kRowBytes / 16;  // vectors of a row
   static constexpr int kPatchesAcross = kEdge / kAcross;
@@ -32,7 +36,8 @@ struct Tile {
   static constexpr int kSharedBytes = kEdge * kRowBytes;
   // Blocks of a multiprocessor, whose registers they share: as many as leave a
   // thread enough for its loads. Left to itself, the compiler spills some.
-  static constexpr int kBlocks = (kLoad < 16      ? 1024
+  static constexpr int kBlocks = (kLoad == 2      ? 1280
+                                  : kLoad < 16    ? 1024
                                   : kElement <= 2 ? (kStore < 16 ? 512 : 640)
                                                   : 1280) /
                                  kThreads;
@@ -105,10 +110,12 @@ __device__ inline void TransposePatch(const Packet<kLoad> (&in)[16 / kElement],
 // x to shared memory. i_left and j_left count the elements from the tile's
 // corner to the end of the slice, kEdge at most. Past them, what is there is
 // loaded again, so that no load waits for a branch; kWhole says that there is
-// no such thing.
-template <typename T, int kElement, int kLoad, bool kWhole>
-__device__ inline void LoadTile(const char* x, int64_t x_row, int i_left,
-                                int j_left, char* shared) {
+// no such thing or, of rows that begin anywhere, that the words around are in
+// x, which ends at x_end.
+template <typename T, int kElement, bool kWhole>
+__device__ inline void LoadTile(const char* x, const char* x_end, int64_t x_row,
+                                int i_left, int j_left, char* shared) {
+  constexpr int kLoad = T::kLoaded;
 #pragma unroll 1
   for (int held = 0; held < T::kPatches; held += T::kHeld) {
     Packet<kLoad> in[T::kHeld][T::kDown];
@@ -117,19 +124,26 @@ __device__ inline void LoadTile(const char* x, int64_t x_row, int i_left,
       const int patch = threadIdx.x + (held + h) * T::kThreads;
       const int i = patch / T::kPatchesAcross * T::kDown;
       const int j = patch % T::kPatchesAcross * T::kAcross;
-      if constexpr (kWhole) {
+      if constexpr (kWhole && !T::kAnywhere) {
         const char* from = x + i * x_row + j * kElement;
 #pragma unroll
         for (int r = 0; r < T::kDown; ++r) {
           in[h][r] = LoadGlobal<kLoad>(from + r * x_row);
         }
       } else {
-        const char* from =
-            x + (j < j_left ? j : j_left - T::kAcross) * kElement;
+        constexpr int kLast = T::kAnywhere ? 1 : T::kAcross;
+        const char* from = x + (j < j_left ? j : j_left - kLast) * kElement;
 #pragma unroll
         for (int r = 0; r < T::kDown; ++r) {
           const int row = i + r < i_left ? i + r : i_left - 1;
-          in[h][r] = LoadGlobal<kLoad>(from + row * x_row);
+          const char* at = from + row * x_row;
+          if constexpr (!T::kAnywhere) {
+            in[h][r] = LoadGlobal<kLoad>(at);
+          } else if constexpr (kWhole) {
+            in[h][r] = LoadAcross<4>(at);
+          } else {
+            in[h][r] = LoadBytes<4>(at, x_end);
+          }
         }
       }
     }
@@ -202,18 +216,12 @@ __device__ inline void StoreWords(char* y, int64_t y_row, int i_left,
       StoreGlobal<4>(to + at, {{word}});
     }
   }
-  const int slot = threadIdx.x % 4;
-  const bool head = threadIdx.x % 8 < 4;
 #pragma unroll
   for (int row = 0; row < kRows; row += kEights) {
     const int j = row + threadIdx.x / 8;
     char* to = y + j * y_row;
-    const int before = static_cast<int>(reinterpret_cast<uintptr_t>(to) & 3);
-    const int first = -before & 3;                      // byte of a whole word
-    const int last = ((bytes + before) & ~3) - before;  // past such
-    const int at = head || last < first ? slot : last + slot;
-    const int end = head ? first < bytes ? first : bytes : bytes;
-    if (j < j_left && at < end && (head || at >= first)) {
+    const int at = EdgeByte<4>(to, bytes, threadIdx.x % 8);
+    if (j < j_left && at >= 0) {
       StoreGlobal<1>(to + at, LoadShared<1>(shared + T::At(j, at)));
     }
   }
@@ -238,6 +246,7 @@ void TileKernel(const __grid_constant__ TileParams p,
       static_cast<int64_t>(rest - slice * p.j_tiles.divisor) * kEdge;
   int64_t x_offset, y_offset;
   p.slices.Locate(slice, &x_offset, &y_offset);
+  const char *x_begin = x, *x_end = x + p.size;
   x += x_offset + i * p.x_row + j * kElement;
   y += y_offset + j * p.y_row + i * kElement;
   const int i_left =
@@ -246,11 +255,16 @@ void TileKernel(const __grid_constant__ TileParams p,
       static_cast<int>(p.j_extent - j < kEdge ? p.j_extent - j : kEdge);
   const bool whole = i_left == kEdge && j_left == kEdge;
 
+  // Of the first element and of the last, the words around.
+  const bool inside =
+      x - (reinterpret_cast<uintptr_t>(x) & 3) >= x_begin &&
+      x + (i_left - 1) * p.x_row + (j_left - 1) * kElement + 8 <= x_end;
+
   char* shared = SharedMemory();
-  if (whole) {
-    LoadTile<T, kElement, kLoad, true>(x, p.x_row, i_left, j_left, shared);
+  if (T::kAnywhere ? inside : whole) {
+    LoadTile<T, kElement, true>(x, x_end, p.x_row, i_left, j_left, shared);
   } else {
-    LoadTile<T, kElement, kLoad, false>(x, p.x_row, i_left, j_left, shared);
+    LoadTile<T, kElement, false>(x, x_end, p.x_row, i_left, j_left, shared);
   }
   __syncthreads();
   if constexpr (kStore < 16 && kElement < 4) {
@@ -279,13 +293,14 @@ inline bool FitsTile(const PermutePlan& plan) {
 }
 
 // The compiled shapes: accesses of 16 bytes; on a side whose extent or pointers
-// forbid that, of 4 bytes, or single elements. Elements of 1 and 2 bytes are
-// stored in words wherever rows begin.
+// forbid that, of 4 bytes, or single elements. Elements of 1 and 2 bytes move
+// in words wherever rows begin: a load of 1 or 2 bytes says so.
 inline TileParams PlanTile(const PermutePlan& plan, int alignment) {
   TileParams p = {};
   const int element = static_cast<int>(plan.chunk);
   const int j_dim = plan.InnermostOfX(), i_dim = plan.rank - 1;
   p.element = element;
+  p.size = plan.size;
   p.i_extent = plan.dims[i_dim].extent;
   p.j_extent = plan.dims[j_dim].extent;
   p.x_row = plan.dims[i_dim].x_stride * element;
@@ -300,7 +315,9 @@ inline TileParams PlanTile(const PermutePlan& plan, int alignment) {
   const int x_aligned = aligned(p.j_extent), y_aligned = aligned(p.i_extent);
   p.load = x_aligned >= 16 ? 16 : element < 4 && x_aligned >= 4 ? 4 : element;
   p.store = y_aligned >= 16 ? 16 : element < 4 ? 4 : element;
-  const bool small = plan.size < kSmallBytes && p.load == 16 && p.store == 16;
+  // Small tiles where few would leave multiprocessors without one at the end.
+  const bool small = p.load == 16 && p.store == 16 &&
+                     plan.size < (element == 4 ? kMediumBytes : kSmallBytes);
   p.edge = element == 1   ? 128
            : element <= 4 ? (small && element == 4 ? 32 : 64)
                           : (small && element == 16 ? 16 : 32);

@@ -750,6 +750,21 @@ def test_loops(library, spec, shapes, launches, batch):
 # -- the cache -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "spec, shapes, claimed",
+    [
+        ("bshd,bthd->bhst", ((8, 512, 16, 64), (8, 512, 16, 64)), True),
+        ("bhst,bthd->bshd", ((8, 16, 512, 512), (8, 512, 16, 64)), True),
+        ("bshd,bthd->bhst", ((2, 16, 3, 8), (2, 16, 3, 8)), True),  # two launches
+        ("bshd,bthd->bhst", ((64, 32, 48, 64), (64, 32, 48, 64)), False),
+        ("bmk,bkn->bmn", ((4096, 8, 8), (4096, 8, 8)), True),  # one
+    ],
+)
+def test_many_launches_of_little_are_left_to_xla(library, spec, shapes, claimed):
+    kernel = Kernel(library, spec, *shapes, BF16)
+    assert bool(library.ours.Claims(kernel._kernel)) == claimed
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16, F64, C128], ids=str)
 def test_alignment_is_part_of_the_key(library, dtype):
     step = min(dtype.itemsize, 8)

@@ -6,176 +6,145 @@ The threads at the lowest program counter go first, all warps of all blocks of a
 in one step, up to a branch, a barrier, or where others wait to join them.
 """
 
+import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from ptx import instructions
+from ptx.counters import Counters, Watch
 from ptx.memory import Buffer, Defect, Memory
 
 LANES = 1 << 14  # of a batch
-DEPENDENT, SHARED_LOAD = 4, 30  # cycles until a result can be used
 END, WAITING = (1 << 30) + 1, 1 << 30  # program counters
+CONTROL = ("bra", "ret", "exit", "bar", "barrier")
+SHORT = 8  # instructions that a branch skips, and the assembler predicates
+NEVER = 0xA5A5A5A5A5A5A5A5  # in registers that nothing wrote
 
 
 @dataclass
 class Instruction:
     line: int
     text: str
+    negated: str  # "!" of @!%p
     guard: str  # the register of @%p or @!%p, or ""
-    negated: bool
     opcode: list[str]
     operands: list[str]
 
-
-@dataclass
-class Counters:
-    """Sums over the blocks that ran. A request is one instruction of one warp."""
-
-    requests_loaded: int = 0
-    requests_stored: int = 0
-    sectors_loaded: int = 0  # 32 bytes, each once per request
-    sectors_stored: int = 0
-    ideal_sectors_loaded: int = 0  # that its distinct bytes would fill
-    ideal_sectors_stored: int = 0
-    block_sectors_loaded: int = 0  # each once per block
-    block_sectors_stored: int = 0
-    partial_sectors_stored: int = 0  # of which a request writes less than all bytes
-    bytes_loaded: int = 0  # by all threads, repeats counted
-    bytes_stored: int = 0
-    shared_passes: int = 0
-    bank_conflicts: dict[int, int] = field(default_factory=dict)  # by line
-    instructions: int = 0  # issued, of warps
-    barriers: int = 0  # of blocks
-    blocks: int = 0
-    warps: int = 0
-    # Of the first warp: the cycles that it would take if memory were at hand, the most
-    # bytes that it waits for at a time, and the cycles between such loads and what
-    # first needs them.
-    cycles: int = 0
-    bytes_in_flight: int = 0
-    waits: list[int] = field(default_factory=list)
+    def __post_init__(self):
+        self.names = re.findall(r"[%\w]+", " ".join(self.operands))
+        self.results = re.findall(r"[%\w]+", "".join(self.operands[:1]))
+        self.loads = self.opcode[0] == "ld" and "global" in self.opcode
+        self.controls = self.opcode[0] in CONTROL
 
 
 class Kernel:
     def __init__(self, name, parameters, body, first_line, symbols):
         self.name = name
         self.parameters = parameters  # (name, alignment, bytes)
-        self.symbols = symbols  # of the module: name -> (space, alignment, bytes)
+        self.symbols = dict(symbols)  # name -> (space, alignment, bytes)
         self.widths = {}  # register prefix -> type
         self.code: list[Instruction] = []
         self.labels: dict[str, int] = {}
-        self.local_bytes = 0
         self._parse(body, first_line)
-        self.starts = frozenset(self.labels.values())
-        self.steps = None  # compiled at the first launch
+        self.predicated = {at for at in range(len(self.code)) if self._skips(at)}
+        self.starts = {
+            self.labels[i.operands[0]]
+            for at, i in enumerate(self.code)
+            if i.opcode[0] == "bra" and at not in self.predicated
+        }
 
     def _parse(self, body, line):
-        statement, start = "", line
-        for number, raw in enumerate(body.split("\n"), line):
-            text = " ".join(raw.split("//")[0].split())
-            if text.startswith((".loc ", ".file ", ".pragma ")):
-                continue
-            if label := re.match(r"([\w$]+): ?(.*)", text):
-                self.labels[label[1]] = len(self.code)
-                text = label[2]
-            if not statement.strip(" {}"):
-                start = number
-            statement += " " + text
-            while ";" in statement:
-                one, statement = statement.split(";", 1)
-                # Braces around statements keep names apart, which differ anyway.
-                self._statement(re.sub(r"^[{} ]+", "", one), start)
+        body = re.sub(r"//.*|^\s*\.(loc|file|pragma)\b.*", "", body, flags=re.MULTILINE)
+        for raw in body.split(";"):
+            # Braces around statements keep names apart, which differ anyway.
+            before = re.match(r"(?:[\s{}]|[\w$]+:)*", raw)[0]
+            for label in re.findall(r"([\w$]+):", before):
+                self.labels[label] = len(self.code)
+            if text := " ".join(raw[len(before) :].split()):
+                self._statement(text, line + before.count("\n"))
+            line += raw.count("\n")
 
     def _statement(self, text, line):
-        if not text:
-            return
         if declared := re.match(r"\.reg\s+\.(\w+)\s+(.*)", text):
             for name in declared[2].split(","):
                 self.widths[re.sub(r"<\d+>", "", name.strip())] = declared[1]
-            return
-        if text.startswith("."):
-            if not (symbol := declaration(text)):
-                raise Defect(f"{self.name}: line {line}: unknown directive {text!r}")
-            self.symbols = {**self.symbols, symbol[0]: symbol[1]}
-            return
-        guarded = re.match(r"@(!?)(%\w+)\s+(.*)", text)
-        negated, guard, rest = (
-            (guarded[1] == "!", guarded[2], guarded[3])
-            if guarded
-            else (False, "", text)
-        )
-        opcode, _, operands = rest.partition(" ")
-        self.code.append(
-            Instruction(
-                line, text, guard, negated, opcode.split("."), split(operands.strip())
-            )
-        )
+        elif symbol := declaration(text):
+            self.symbols[symbol[0]] = symbol[1]
+        elif text.startswith("."):
+            raise Defect(f"{self.name}: line {line}: unknown directive {text!r}")
+        else:
+            parts = re.match(r"(?:@(!?)(%\w+)\s+)?(\S+)\s*(.*)", text)
+            negated, guard, opcode, rest = (part or "" for part in parts.groups())
+            # At the commas outside of brackets.
+            operands = re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,{}\[\]\s])+", rest)
+            one = Instruction(line, text, negated, guard, opcode.split("."), operands)
+            self.code.append(one)
+
+    def _skips(self, at):
+        """Whether the assembler makes predicates of a branch: a short one, over
+        instructions that wait for nothing."""
+        i = self.code[at]
+        if i.opcode[0] != "bra" or not i.guard:
+            return False
+        over = self.code[at + 1 : self.labels[i.operands[0]]]
+        waits = [o for o in over if o.controls or o.loads]
+        return 0 < len(over) <= SHORT and not waits
 
     def type_of(self, register):
         """None if it is none."""
-        return self.widths.get(register) or self.widths.get(
-            re.sub(r"\d+$", "", register)
-        )
+        prefix = re.sub(r"\d+$", "", register)
+        return self.widths.get(register) or self.widths.get(prefix)
 
-    def compiled(self):
-        if self.steps is None:
-            self.steps = [instructions.build(self, i) for i in self.code]
-        return self.steps
-
-
-def split(text):
-    """Operands at the commas outside of brackets."""
-    parts = re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,{}\[\]])+", text)
-    return [p.strip() for p in parts if p.strip()]
+    @functools.cached_property
+    def steps(self):
+        return [instructions.build(self, i) for i in self.code]
 
 
 def declaration(text):
     """(name, (space, alignment, bytes)) of a variable."""
     found = re.match(
         r"(?:\.(?:extern|visible|weak)\s+)*\.(shared|local|const|global)\s+"
-        r"(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(?:\[(\d*)\])?",
+        r"(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(\[(\d*)\])?",
         text,
     )
     if not found:
         return None
-    item = np.dtype(instructions.TYPES[found[3]]).itemsize
-    count = int(found[5] or 0) if "[" in text else 1
-    return found[4], (found[1], int(found[2] or item), item * count)
+    space, align, kind, name, array, count = found.groups()
+    item = instructions.TYPES[kind].itemsize
+    return name, (space, int(align or item), item * int((count or 0) if array else 1))
+
+
+def parameter(text):
+    """(name, alignment, bytes)."""
+    align = re.search(r"\.align (\d+) \.b8", text)
+    text = re.sub(r"\.ptr( \.\w+)? \.align \d+ ", "", text)
+    kind, name, count = re.search(r"\.(\w+) ([\w$]+)(?:\[(\d+)\])?$", text).groups()
+    item = instructions.TYPES[kind].itemsize
+    return name, int(align[1]) if align else item, item * int(count or 1)
 
 
 class Module:
     """The kernels of a PTX text."""
 
     def __init__(self, text):
-        self.target = re.search(r"^\.target (\S+?),?$", text, re.MULTILINE)[1]
-        self.kernels = {}
-        symbols = {}
-        for found in re.finditer(
-            r"^(?:\.\w+ )*\.(?:shared|const|global) [^;]*;", text, re.M
-        ):
-            if symbol := declaration(found[0][:-1]):
-                symbols[symbol[0]] = symbol[1]
+        variable = re.compile(
+            r"^(?:\.\w+ )*\.(?:shared|const|global) [^;]*;", re.MULTILINE
+        )
+        symbols = filter(
+            None, (declaration(found[0]) for found in variable.finditer(text))
+        )
+        symbols = dict(symbols)
         entry = re.compile(
             r"^(?:\.\w+ )*\.entry ([\w$]+)\(([^)]*)\)[^{]*\{\n(.*?)^\}", re.M | re.S
         )
+        self.kernels = {}
         for found in entry.finditer(text):
-            parameters = []
-            for p in filter(None, (p.strip() for p in found[2].split(","))):
-                align = re.search(r"\.align (\d+) \.b8", p)
-                kind, name, _, count = re.search(
-                    r"\.(\w+) ([\w$]+)(\[(\d+)\])?$",
-                    re.sub(r"\.ptr( \.\w+)? \.align \d+ ", "", p),
-                ).groups()
-                item = np.dtype(instructions.TYPES[kind]).itemsize
-                parameters.append(
-                    (name, int(align[1]) if align else item, item * int(count or 1))
-                )
+            name, given, body = found.groups()
+            parameters = [parameter(p.strip()) for p in given.split(",") if p.strip()]
             line = text.count("\n", 0, found.start(3)) + 1
-            self.kernels[found[1]] = Kernel(
-                found[1], parameters, found[3], line, symbols
-            )
+            self.kernels[name] = Kernel(name, parameters, body, line, symbols)
 
     def launch(
         self, kernel, grid, block, args, shared=0, memory=(), blocks=None, counters=True
@@ -187,9 +156,8 @@ class Module:
         """
         k = self.kernels[kernel]
         if len(args) != len(k.parameters):
-            raise ValueError(
-                f"{kernel} takes {len(k.parameters)} arguments, not {len(args)}"
-            )
+            wanted = len(k.parameters)
+            raise ValueError(f"{kernel} takes {wanted} arguments, not {len(args)}")
         taken = {b.slot for b in (*memory, *args) if hasattr(b, "address")}
         free = (s for s in range(16, 64) if s not in taken)
         args = [Buffer(a, next(free)) if isinstance(a, np.ndarray) else a for a in args]
@@ -198,35 +166,23 @@ class Module:
         for (name, align, size), value in zip(k.parameters, args, strict=True):
             blob += bytes(-len(blob) % align)
             offsets[name] = len(blob)
-            value = getattr(value, "address", value)
-            raw = value
-            if not isinstance(value, bytes):
-                raw = int(value).to_bytes(size, "little", signed=value < 0)
+            raw = getattr(value, "address", value)
+            if not isinstance(raw, bytes):
+                raw = int(raw).to_bytes(size, "little", signed=raw < 0)
             if len(raw) != size:
                 raise ValueError(f"{kernel}: {name} has {size} bytes, not {len(raw)}")
             blob += raw
-        grid, block = (
-            (*each, 1, 1)[:3]
-            for each in (np.atleast_1d(grid).tolist(), np.atleast_1d(block).tolist())
-        )
+        grid, block = ((*np.atleast_1d(n).tolist(), 1, 1)[:3] for n in (grid, block))
         every = range(int(np.prod(grid))) if blocks is None else sorted(set(blocks))
-        threads = int(np.prod(block))
-        batch = max(1, LANES // threads)
-        total = Counters()
+        batch = max(1, LANES // int(np.prod(block)))
+        total = Counters() if counters else None
         for buffer in buffers:
             buffer.begin()
         for first in range(0, len(every), batch):
-            machine = Machine(
-                k,
-                grid,
-                block,
-                np.array(every[first : first + batch]),
-                bytes(blob),
-                offsets,
-                shared,
-                buffers,
-                total if counters else None,
-            )
+            some = np.array(every[first : first + batch])
+            machine = Machine(k, grid, block, some)
+            machine.watch = Watch(machine, total) if counters else None
+            machine.memory = Memory(machine, k, bytes(blob), offsets, shared, buffers)
             machine.run()
         for buffer in buffers:
             buffer.end()
@@ -236,13 +192,10 @@ class Module:
 class Machine:
     """A batch of blocks, from their first instruction to their last."""
 
-    def __init__(
-        self, kernel, grid, block, blocks, blob, offsets, dynamic, buffers, counters
-    ):
-        self.kernel, self.counters = kernel, counters
+    def __init__(self, kernel, grid, block, blocks):
+        self.kernel = kernel
         self.threads = threads = int(np.prod(block))
-        self.blocks = len(blocks)
-        self.count = count = self.blocks * threads
+        self.blocks, self.count = len(blocks), len(blocks) * threads
         self.thread = np.tile(np.arange(threads, dtype=np.uint32), self.blocks)
         self.block = np.repeat(np.arange(self.blocks), threads)
         self.block_number = np.repeat(blocks, threads)
@@ -251,39 +204,29 @@ class Machine:
         self.warp = self.block * per_block + self.thread // 32
         self.warps = self.blocks * per_block
         self.lane_of_warp = self.warp * 32 + self.lane  # of a full grid of warps
-        self.special = {}
+        self.special = {"%laneid": self.lane, "%warpid": self.thread // 32}
         for name, size, index in (
             ("tid", block, self.thread),
             ("ctaid", grid, self.block_number),
         ):
-            for axis, n, stride in zip(
-                "xyz", size, (1, size[0], size[0] * size[1]), strict=True
-            ):
-                value = (index // stride % n).astype(np.uint32)
-                self.special[f"%{name}.{axis}"] = (
-                    value if n > 1 else np.zeros(1, np.uint32)
-                )
-        for axis, n, m in zip("xyz", block, grid, strict=True):
-            self.special[f"%ntid.{axis}"] = np.array([n], np.uint32)
-            self.special[f"%nctaid.{axis}"] = np.array([m], np.uint32)
-        self.special["%laneid"] = self.lane
-        self.special["%warpid"] = self.thread // 32
+            for axis, n in zip("xyz", size, strict=True):
+                value = (index % n).astype(np.uint32) if n > 1 else np.zeros(1, "u4")
+                self.special[f"%{name}.{axis}"] = value
+                self.special[f"%n{name}.{axis}"] = np.array([n], np.uint32)
+                index = index // n
         self.registers = {}
-        self.pc = np.zeros(count, np.int64)
-        self.waits_at = np.full(count, -1)
+        self.pc = np.zeros(self.count, np.int64)
+        self.waits_at = np.full(self.count, -1)
         self.index = None  # of the active lanes; None is all of them
         self.at = 0
-        self.memory = Memory(self, kernel, blob, offsets, dynamic, buffers)
-        # Of the first warp: bytes on their way, the registers that depend on them, when
-        # the last was loaded, and how much later something needed it; and of the code
-        # since the last jump, its instructions and when each result is there.
-        self.pending, self.expected, self.loaded, self.waited = 0, set(), 0, None
-        self.issued, self.ready = 0, {}
 
     # Lanes.
 
+    def active(self):
+        return slice(None) if self.index is None else self.index
+
     def lanes(self, of):
-        return of if self.index is None else of[self.index]
+        return of if self.index is None or of.size == 1 else of[self.index]
 
     def size(self):
         return self.count if self.index is None else self.index.size
@@ -296,10 +239,8 @@ class Machine:
         value = self.registers.get(register)
         if value is None:
             kind = instructions.unsigned(self.kernel.type_of(register))
-            return np.array(
-                [0xA5A5A5A5A5A5A5A5 & ((1 << 8 * kind.itemsize) - 1)]
-            ).astype(kind)
-        return value if self.index is None or value.size == 1 else value[self.index]
+            value = np.array([NEVER >> 64 - 8 * kind.itemsize]).astype(kind)
+        return self.lanes(value)
 
     def set(self, register, value):
         if self.index is None:
@@ -312,163 +253,89 @@ class Machine:
             self.registers[register] = old = full
         old[self.index] = value
 
-    def fail(self, message, bad=None):
+    def fail(self, message, bad=True):
         """Raises for the first of the active lanes that `bad` says."""
-        where = (
-            int(np.flatnonzero(np.broadcast_to(bad, self.size()))[0])
-            if bad is not None
-            else 0
-        )
-        lane = where if self.index is None else int(self.index[where])
+        where = np.flatnonzero(np.broadcast_to(bad, self.size()))[0]
+        lane = int(np.arange(self.count)[self.active()][where])
         code = self.kernel.code[min(self.at, len(self.kernel.code) - 1)]
         raise Defect(
             f"{self.kernel.name}: line {code.line}: {message} (block "
             f"{self.block_number[lane]}, thread {self.thread[lane]}): {code.text}"
         )
 
+    def require(self, good, message):
+        if not good.all():
+            self.fail(message, ~good)
+
     # Control.
 
     def run(self):
-        code, steps = self.kernel.code, self.kernel.compiled()
-        counters = self.counters
-        if counters:
-            counters.blocks += self.blocks
-            counters.warps += self.warps
-        first = counters is not None and counters.blocks == self.blocks
-        while True:
-            at = int(self.pc.min())
-            if at >= WAITING:
-                if at == END:
-                    return self.memory.finish()
+        code, watch = self.kernel.code, self.watch
+        while (at := int(self.pc.min())) != END:
+            if at == WAITING:
                 self.release()
                 continue
             active = self.pc == at
-            if active.all():
-                self.index, stop = None, len(code)
-            else:
+            self.index, stop = None, len(code)
+            if not active.all():
                 self.index = np.flatnonzero(active)
-                stop = int(self.pc[~active].min())
-            if counters:
-                warps = (
-                    self.warps
-                    if self.index is None
-                    else np.unique(self.lanes(self.warp)).size
-                )
-                watched = first and (
-                    self.index is None or self.index[0] < min(32, self.threads)
-                )
-            everyone = self.index
-            while at < stop and at < len(code):
-                instruction = code[at]
-                self.at = at
-                if counters:
-                    counters.instructions += warps
-                    if watched:
-                        self.watch(instruction, at)
-                jumped = False
-                if instruction.opcode[0] in ("bra", "ret", "exit", "bar", "barrier"):
-                    jumped = self.control(instruction, at)
-                elif instruction.guard:
+                stop = min(stop, int(self.pc[~active].min()))
+            if watch:
+                watch.enter()
+            everyone, jumped = self.index, False
+            while at < stop and not jumped:
+                self.at, instruction = at, code[at]
+                if watch:
+                    watch.issue(instruction, at)
+                if instruction.guard:
                     self.index = self.guarded(instruction)
-                    if self.index is None or self.index.size:
-                        steps[at](self)
-                    self.index = everyone
-                else:
-                    steps[at](self)
-                if jumped:
-                    break
+                if self.size():
+                    if instruction.controls:
+                        jumped = self.control(instruction, at, everyone)
+                    else:
+                        self.kernel.steps[at](self)
+                self.index = everyone
                 at += 1
-            else:
-                if at >= len(code):
-                    at = END
-                if everyone is None:
-                    self.pc[:] = at
-                else:
-                    self.pc[everyone] = at
+            if not jumped:
+                self.pc[self.active()] = at if at < len(code) else END
+        if watch:
+            watch.finish()
 
     def guarded(self, instruction):
-        taken = self.get(instruction.guard) ^ instruction.negated
+        """The active lanes that an instruction is for."""
+        taken = self.get(instruction.guard) ^ bool(instruction.negated)
         if taken.size == 1:
             return self.index if taken[0] else np.zeros(0, np.int64)
         where = np.flatnonzero(taken)
         return where if self.index is None else self.index[where]
 
-    def control(self, instruction, at):
-        """Moves the active lanes; False if they go on to the next instruction."""
-        opcode = instruction.opcode
-        everyone = self.index
-        taken = self.guarded(instruction) if instruction.guard else everyone
-        if taken is not None and taken.size == 0:
-            return False
+    def control(self, instruction, at, everyone):
+        """Moves the active lanes; False if all go on to the next instruction."""
+        opcode, target = instruction.opcode, END
         if opcode[0] == "bra":
             target = self.kernel.labels[instruction.operands[0]]
-        elif opcode[0] in ("ret", "exit"):
-            target = END
-        elif opcode[1] == "warp":
-            return False
-        else:
+        elif opcode[0] in ("bar", "barrier"):
+            if opcode[1] == "warp":
+                return False
             if instruction.operands != ["0"]:
                 self.fail("only barrier 0 of all threads is known")
             target = WAITING
-            self.waits_at[slice(None) if taken is None else taken] = at
-        if everyone is None:
-            self.pc[:] = at + 1
-        else:
-            self.pc[everyone] = at + 1
-        self.pc[slice(None) if taken is None else taken] = target
-        self.index = everyone
+            self.waits_at[self.active()] = at
+        self.pc[slice(None) if everyone is None else everyone] = at + 1
+        self.pc[self.active()] = target
         return True
 
     def release(self):
         """Lets blocks go whose threads all wait at one barrier."""
         waiting = (self.pc == WAITING).reshape(self.blocks, self.threads)
         at = self.waits_at.reshape(self.blocks, self.threads)
-        for b in np.flatnonzero(waiting.any(1)):
-            others = ~waiting[b] | (at[b] != at[b].max())
-            if others.any():
-                self.at, self.index = int(at[b].max()), None
-                bad = np.zeros((self.blocks, self.threads), bool)
-                bad[b] = others
-                self.fail("a barrier that this thread does not reach", bad.reshape(-1))
-        self.memory.synchronise(waiting.any(1))
-        if self.counters:
-            self.counters.barriers += int(waiting.any(1).sum())
+        some = waiting.any(1)
+        self.at, self.index = int(at.max()), None
+        there = waiting & (at == at.max(1, keepdims=True)) | ~some[:, None]
+        self.require(there.reshape(-1), "a barrier that this thread does not reach")
+        self.memory.synchronise(some)
+        if self.watch:
+            self.watch.counters.barriers += int(some.sum())
         on = waiting.reshape(-1)
         self.pc[on] = self.waits_at[on] + 1
         self.waits_at[on] = -1
-
-    def watch(self, instruction, at):
-        """Loads in flight, of the first warp, as if the code between two jumps did
-        its loads first: so the assembler orders it. When one is there, all are."""
-        c, opcode = self.counters, instruction.opcode
-        names = re.findall(r"[%\w]+", " ".join(instruction.operands))
-        results = re.findall(r"[%\w]+", instruction.operands[0]) if names else []
-        needs = not self.expected.isdisjoint(
-            names if opcode[0] == "st" else names[len(results) :]
-        )
-        load = opcode[0] == "ld" and "global" in opcode
-        leaves = opcode[0] in ("bra", "bar", "barrier", "ret", "exit")
-        if leaves or at in self.kernel.starts:
-            c.cycles += max(self.issued, max(self.ready.values(), default=0))
-            self.issued, self.ready = 0, {}
-        self.issued += 1
-        start = max((self.ready.get(name, 0) for name in names), default=0)
-        for name in results:
-            self.ready[name] = start + (
-                SHARED_LOAD if "shared" in opcode else DEPENDENT
-            )
-        if needs and self.waited is None:
-            self.waited = c.cycles - self.loaded
-        if self.waited is not None and (
-            load and needs or leaves or at in self.kernel.starts
-        ):
-            c.waits.append(self.waited)
-            self.pending, self.expected, self.waited = 0, set(), None
-        if load:
-            lanes = self.lane.size if self.index is None else (self.index < 32).sum()
-            bits = int(re.search(r"\d+", opcode[-1])[0]) * len(results)
-            self.pending += bits // 8 * min(32, int(lanes), self.threads)
-            self.loaded = c.cycles
-            c.bytes_in_flight = max(c.bytes_in_flight, self.pending)
-        if load or needs and opcode[0] != "st":
-            self.expected.update(results)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memories of the machine, what may not be done to them, and what accesses cost."""
 
+import re
+
 import numpy as np
 
 SLOT = 48  # a pointer's bits below the number of what it points into
@@ -17,7 +19,8 @@ class Buffer:
 
     def __init__(self, array, slot, offset=0, writable=True):
         self.array, self.slot, self.size = array, slot, array.nbytes
-        self.address = (slot << SLOT) + offset
+        self.base = slot << SLOT
+        self.address = self.base + offset
         self.offset, self.writable = offset, writable
         self.storage = np.zeros((offset + self.size + 31) // 16 * 16, np.uint8)
         self.begin()
@@ -25,8 +28,7 @@ class Buffer:
     def begin(self):
         raw = np.ascontiguousarray(self.array).reshape(-1).view(np.uint8)
         self.storage[self.offset : self.offset + self.size] = raw
-        self.writer = None
-        self.stored = False
+        self.writer, self.stored = None, False
 
     def end(self):
         if self.stored:
@@ -35,50 +37,34 @@ class Buffer:
 
     def load(self, at, kind, count):
         """(lanes, count) items at bytes `at` of the storage."""
-        items = self.storage.view(kind)
-        first = at // kind.itemsize
-        if count == 1:
-            return items[first][:, None]
-        return items.reshape(-1, count)[first // count]
+        return items(self.storage, kind, count)[at // (kind.itemsize * count)]
 
     def store(self, at, values):
-        items = self.storage.view(values.dtype)
-        count = values.shape[1]
         self.stored = True
-        first = at // values.dtype.itemsize
-        if count == 1:
-            items[first] = values[:, 0]
-        else:
-            items.reshape(-1, count)[first // count] = values
+        width = values.dtype.itemsize * values.shape[1]
+        items(self.storage, values.dtype, values.shape[1])[at // width] = values
 
     def others(self, at, width, granule, thread, stores):
-        """Which lanes touch what another thread stored; None if nothing was stored."""
+        """Which lanes touch what another thread stored, and whether any was stored."""
         if self.writer is None:
-            if stores:
-                self.writer = np.full(self.storage.size // granule, NOBODY, np.int64)
-                self.writer[(at // granule)[:, None] + np.arange(width // granule)] = (
-                    thread[:, None]
-                )
-            return None
-        where = (at // granule)[:, None] + np.arange(width // granule)
+            if not stores:
+                return np.zeros(at.size, bool), False
+            self.writer = np.full(self.storage.size // granule, NOBODY, np.int64)
+        where = units(at, width, granule)
         by = self.writer[where]
         if stores:
-            self.writer[where] = thread[:, None]
-        return ((by != NOBODY) & (by != thread[:, None])).any(1)
-
-    def touched(self, at, granule):
-        return self.writer[at // granule] != NOBODY
+            self.writer[where] = thread
+        return ((by != NOBODY) & (by != thread)).any(1), (by != NOBODY).any()
 
 
 class Virtual:
     """Global memory larger than any: load(bytes' offsets) gives a byte each, and
     store(offsets, bytes) is told what was stored."""
 
-    writer = None
-
     def __init__(self, size, slot, load=None, store=None, offset=0):
         self.size, self.slot, self.offset = size, slot, offset
-        self.address = (slot << SLOT) + offset
+        self.base = slot << SLOT
+        self.address = self.base + offset
         self._load, self._store = load, store
         self.writable = store is not None
 
@@ -96,70 +82,66 @@ class Virtual:
         raw = np.ascontiguousarray(values).view(np.uint8)
         self._store((at - self.offset)[:, None] + np.arange(raw.shape[1]), raw)
 
-    def others(self, *_):
-        return None
+    def others(self, at, *_):
+        return np.zeros(at.size, bool), False
+
+
+def items(storage, kind, count):
+    return storage.view(kind).reshape(-1, count)
+
+
+def units(at, width, granule):
+    return (at // granule)[:, None] + np.arange(width // granule)
+
+
+def access_bytes(i):
+    """Of an instruction that accesses memory."""
+    if i.opcode[0] == "cp":
+        return 4
+    count = next((int(p[1]) for p in i.opcode if p in ("v2", "v4", "v8")), 1)
+    return int(re.sub(r"\D", "", i.opcode[-1])) // 8 * count
 
 
 class Memory:
     def __init__(self, machine, kernel, blob, offsets, dynamic, buffers):
         self.machine = machine
-        parameters = Buffer(
-            np.frombuffer(blob or b"\0", np.uint8), PARAMETERS, writable=False
-        )
         self.addresses = {n: (PARAMETERS << SLOT) + o for n, o in offsets.items()}
         sizes = {"shared": 0, "local": 0, "const": 0}
-        for name, (space, align, size) in kernel.symbols.items():
-            if space not in sizes:
-                continue
-            if name.endswith("[]") or not size:
-                continue
-            sizes[space] += -sizes[space] % align
-            self.addresses[name] = sizes[space]
-            sizes[space] += size
-        start = sizes["shared"] + -sizes["shared"] % 16
-        for name, (space, _, size) in kernel.symbols.items():
-            if space == "shared" and not size:
-                self.addresses[name] = start
-            if space == "const":
-                self.addresses[name] += CONSTANTS << SLOT
-        constants = Buffer(
-            np.zeros(sizes["const"], np.uint8), CONSTANTS, writable=False
-        )
-        self.buffers = {b.slot: b for b in (*buffers, parameters, constants)}
-        self.parameters = parameters
-        self.shared_size = start + dynamic if dynamic else sizes["shared"]
-        self.row = (self.shared_size + 15) // 16 * 16  # of a block
-        self.shared = np.zeros(machine.blocks * self.row, np.uint8)
-        self.local_size = sizes["local"]
-        self.local_row = (self.local_size + 15) // 16 * 16
-        self.local = np.zeros(machine.count * self.local_row, np.uint8)
+        # What a launch makes room for comes after the rest.
+        symbols = sorted(kernel.symbols.items(), key=lambda s: s[1][2] == 0)
+        for name, (space, align, size) in symbols:
+            if space in sizes:
+                sizes[space] += -sizes[space] % (align if size else 16)
+                base = CONSTANTS << SLOT if space == "const" else 0
+                self.addresses[name] = base + sizes[space]
+                sizes[space] += size
+        self.sizes = sizes | {"shared": sizes["shared"] + dynamic}
+        # Of a block, of a thread.
+        self.rows = {s: (size + 15) // 16 * 16 for s, size in self.sizes.items()}
+        counts = {"shared": machine.blocks, "local": machine.count}
+        self.storage = {s: np.zeros(n * self.rows[s], "u1") for s, n in counts.items()}
+        raw = {PARAMETERS: blob, CONSTANTS: bytes(sizes["const"])}
+        fixed = [
+            Buffer(np.frombuffer(b or b"\0", "u1"), slot, writable=False)
+            for slot, b in raw.items()
+        ]
+        self.buffers = {b.slot: b for b in (*buffers, *fixed)}
         # What races are told apart by: the narrowest access of the kernel.
-        self.granule = {"shared": 16, "global": 16}
-        for i in kernel.code:
-            for space in self.granule:
-                if (
-                    i.opcode[0] in ("ld", "st", "atom", "red", "cp")
-                    and space in i.opcode
-                ):
-                    bits = (
-                        "".join(c for c in i.opcode[-1] if c.isdigit())
-                        if i.opcode[0] != "cp"
-                        else "32"
-                    )
-                    count = next(
-                        (int(p[1]) for p in i.opcode if p in ("v2", "v4", "v8")), 1
-                    )
-                    self.granule[space] = min(
-                        self.granule[space], int(bits) // 8 * count
-                    )
-        places = machine.blocks * self.row // self.granule["shared"]
+        accesses = [
+            i for i in kernel.code if i.opcode[0] in "ld st atom red cp".split()
+        ]
+        self.granule = {
+            space: min(
+                (access_bytes(i) for i in accesses if space in i.opcode), default=16
+            )
+            for space in ("shared", "global")
+        }
+        places = machine.blocks * self.rows["shared"] // self.granule["shared"]
         self.written = np.zeros(places, bool)
         self.writer = np.full(places, NOBODY, np.int16)
         self.reader = np.full(places, NOBODY, np.int16)
         self.groups = np.zeros(machine.count, np.int64)  # of cp.async, committed
         self.arriving = []
-        c = machine.counters
-        self.seen = {"loaded": [], "stored": []} if c else None
 
     def synchronise(self, blocks):
         for shadow in (self.writer, self.reader):
@@ -170,71 +152,57 @@ class Memory:
     def place(self, space, address, width):
         """What is at the active lanes' addresses, and the bytes' places in it."""
         m = self.machine
-        if (misaligned := address % np.uint64(width) != 0).any():
-            m.fail(f"a misaligned access of {width} bytes", misaligned)
-        address = (
-            m.spread(address).view(np.int64)
-            if address.size > 1
-            else np.full(m.size(), address[0], np.int64)
-        )
-        if space == "":
-            slot = int(address[0]) >> SLOT
-            space = {SHARED: "shared", LOCAL: "local"}.get(slot, "global")
-            if space != "global":
-                address = address - (slot << SLOT)
-        if space in ("shared", "local"):
-            size, row = (
-                (self.shared_size, self.row)
-                if space == "shared"
-                else (self.local_size, self.local_row)
-            )
-            if (outside := (address < 0) | (address + width > size)).any():
-                m.fail(f"an access out of the {size} bytes of {space} memory", outside)
-            number = (
-                m.lanes(m.block) if space == "shared" else m.lanes(np.arange(m.count))
-            )
-            return space, number * row + address
+        aligned = address % np.uint64(width) == 0
+        m.require(aligned, f"a misaligned access of {width} bytes")
+        address = np.broadcast_to(address, m.size()).view(np.int64)
         slot = int(address[0]) >> SLOT
+        if space == "" and slot in (SHARED, LOCAL):
+            space = {SHARED: "shared", LOCAL: "local"}[slot]
+            address = address - (slot << SLOT)
+        if space in self.storage:
+            size = self.sizes[space]
+            inside = (address >= 0) & (address + width <= size)
+            m.require(inside, f"an access out of the {size} bytes of {space} memory")
+            number = m.block if space == "shared" else np.arange(m.count)
+            return space, m.lanes(number) * self.rows[space] + address
         buffer = self.buffers.get(slot)
         if buffer is None:
             m.fail(
                 "an access out of bounds: no array is there", address >> SLOT == slot
             )
         at = address - (slot << SLOT)
-        outside = (at < buffer.offset) | (at + width > buffer.offset + buffer.size)
-        if outside.any():
-            first = int(at[np.flatnonzero(outside)[0]]) - buffer.offset
-            m.fail(
-                f"an access of {width} bytes out of bounds, at byte {first}", outside
-            )
+        first, end = buffer.offset, buffer.offset + buffer.size
+        outside = (at < first) | (at + width > end)
+        byte = int(at[np.argmax(outside)]) - first
+        message = f"an access of {width} bytes out of bounds, at byte {byte}"
+        m.require(~outside, message)
         return buffer, at
 
     # Accesses; values are (lanes, count).
 
     def parameter(self, address, kind, count):
-        at = address - (PARAMETERS << SLOT)
-        if (
-            outside := (at < 0) | (at + kind.itemsize * count > self.parameters.size)
-        ).any():
-            self.machine.fail("an access out of the kernel's parameters", outside)
-        return self.parameters.load(at, kind, count)
+        at, buffer = (
+            address.view(np.int64) & ((1 << SLOT) - 1),
+            self.buffers[PARAMETERS],
+        )
+        inside = at + kind.itemsize * count <= buffer.size
+        self.machine.require(inside, "an access out of the kernel's parameters")
+        # They may be less aligned than vectors of the storage.
+        raw = buffer.storage[at[:, None] + np.arange(kind.itemsize * count)]
+        return raw.view(kind)
 
     def load(self, space, address, kind, count, read_only=False):
+        if space == "param":
+            return self.parameter(address, kind, count)
         m, width = self.machine, kind.itemsize * count
         what, at = self.place(space, address, width)
-        if isinstance(what, str):
+        if what in self.storage:
             if what == "shared":
                 self.shared_load(at, width)
-            bytes_of = self.shared if what == "shared" else self.local
-            return bytes_of.view(kind).reshape(-1, count)[at // width]
-        others = what.others(at, width, self.granule["global"], self.numbers(), False)
-        if others is not None and others.any():
-            m.fail("a race: another thread stored this", others)
-        if (
-            read_only
-            and others is not None
-            and what.touched(at, self.granule["global"]).any()
-        ):
+            return items(self.storage[what], kind, count)[at // width]
+        others, stored = self.others(what, at, width, self.numbers(), False)
+        m.require(~others, "a race: another thread stored this")
+        if read_only and stored:
             m.fail("a read-only load of what this kernel stored")
         self.count("loaded", what, at, width)
         return what.load(at, kind, count)
@@ -242,197 +210,105 @@ class Memory:
     def store(self, space, address, values):
         m, width = self.machine, values.dtype.itemsize * values.shape[1]
         what, at = self.place(space, address, width)
-        values = np.broadcast_to(values, (at.size, values.shape[1]))
-        if isinstance(what, str):
+        if what in self.storage:
             if what == "shared":
                 self.shared_store(at, width)
-            bytes_of = self.shared if what == "shared" else self.local
-            bytes_of.view(values.dtype).reshape(-1, values.shape[1])[at // width] = (
-                values
-            )
+            to = items(self.storage[what], values.dtype, values.shape[1])
+            to[at // width] = values
             return
-        if not what.writable:
-            m.fail("a store to constant memory")
-        others = what.others(at, width, self.granule["global"], self.numbers(), True)
+        raced, _ = self.others(what, at, width, self.numbers(), True)
         # To store what another thread stored is none: tiles may overlap.
-        raced = np.zeros(at.size, bool)
-        if others is not None and others.any():
-            raced = others & (
-                what.load(at, values.dtype, values.shape[1]) != values
-            ).any(1)
+        if raced.any():
+            held = what.load(at, values.dtype, values.shape[1])
+            raced &= (held != values).any(1)
         self.count("stored", what, at, width)
         what.store(at, values)
         if isinstance(what, Buffer):
             raced |= (what.load(at, values.dtype, values.shape[1]) != values).any(1)
-        if raced.any():
-            m.fail("a race: another thread stored something else here", raced)
+        m.require(~raced, "a race: another thread stored something else here")
 
     def add(self, address, values, kind):
         """Atomic additions of a type; the old values."""
-        what, at = self.place("global", address, kind.itemsize)
-        if not what.writable:
-            self.machine.fail("a store to constant memory")
+        width = kind.itemsize
+        what, at = self.place("global", address, width)
+        self.others(what, at, width, np.full((at.size, 1), ATOMIC), True)
         old = what.load(at, values.dtype, 1)[:, 0]
         if isinstance(what, Virtual):  # a thread for each
-            what.store(
-                at, (old.view(kind) + values.view(kind)).view(values.dtype)[:, None]
-            )
+            new = (old.view(kind) + values.view(kind)).view(values.dtype)
+            what.store(at, new[:, None])
         else:
-            what.others(
-                at,
-                kind.itemsize,
-                self.granule["global"],
-                np.full(at.size, ATOMIC),
-                True,
-            )
             what.stored = True
-            np.add.at(what.storage.view(kind), at // kind.itemsize, values.view(kind))
-        self.count("loaded", what, at, kind.itemsize)
-        self.count("stored", what, at, kind.itemsize)
+            np.add.at(what.storage.view(kind), at // width, values.view(kind))
+        self.count("loaded", what, at, width)
+        self.count("stored", what, at, width)
         return old
+
+    def others(self, what, at, width, thread, stores):
+        if stores and not what.writable:
+            self.machine.fail("a store to constant memory")
+        return what.others(at, width, self.granule["global"], thread, stores)
 
     def numbers(self):
         m = self.machine
-        return m.lanes(m.block_number) * 1024 + m.lanes(m.thread)
+        return (m.lanes(m.block_number) * 1024 + m.lanes(m.thread))[:, None]
+
+    def count(self, side, what, at, width):
+        if self.machine.watch:
+            self.machine.watch.access(side, what, at, width)
 
     # Shared memory: who wrote and who read since the last barrier.
 
-    def places(self, at, width):
-        granule = self.granule["shared"]
-        return (at // granule)[:, None] + np.arange(width // granule)
+    def banks(self, at, width):
+        if self.machine.watch:
+            self.machine.watch.shared(at % self.rows["shared"], width)
 
     def shared_load(self, at, width):
-        m = self.machine
-        where, thread = (
-            self.places(at, width),
-            m.lanes(m.thread).astype(np.int16)[:, None],
-        )
-        if (unwritten := ~self.written[where].all(1)).any():
-            m.fail("a read of shared memory that nothing wrote", unwritten)
+        m, where = self.machine, units(at, width, self.granule["shared"])
+        thread = m.lanes(m.thread).astype(np.int16)[:, None]
+        written = self.written[where].all(1)
+        m.require(written, "a read of shared memory that nothing wrote")
         by = self.writer[where]
-        if (raced := ((by != NOBODY) & (by != thread)).any(1)).any():
-            m.fail("a race: no barrier since another thread stored this", raced)
+        alone = (by == NOBODY) | (by == thread)
+        m.require(alone.all(1), "a race: no barrier since another thread stored this")
         before = self.reader[where]
-        now = np.where(
-            (before == NOBODY) | (before == thread), thread, np.int16(SEVERAL)
-        )
+        alone = (before == NOBODY) | (before == thread)
+        now = np.where(alone, thread, np.int16(SEVERAL))
         self.reader[where] = now
         self.reader[where[self.reader[where] != now]] = SEVERAL
-        self.conflicts(at, width)
+        self.banks(at, width)
 
     def shared_store(self, at, width, arriving=False):
-        m = self.machine
-        where, thread = (
-            self.places(at, width),
-            m.lanes(m.thread).astype(np.int16)[:, None],
-        )
-        by, read = self.writer[where], self.reader[where]
-        raced = ((by != NOBODY) & (by != thread)) | (
-            (read != NOBODY) & (read != thread)
-        )
+        m, where = self.machine, units(at, width, self.granule["shared"])
+        thread = m.lanes(m.thread).astype(np.int16)[:, None]
+        users = [shadow[where] for shadow in (self.writer, self.reader)]
+        alone = np.all([(u == NOBODY) | (u == thread) for u in users], axis=0)
         self.writer[where] = thread
-        raced |= self.writer[where] != thread
-        if raced.any():
-            m.fail("a race: no barrier since another thread used this", raced.any(1))
+        alone &= self.writer[where] == thread
+        m.require(alone.all(1), "a race: no barrier since another thread used this")
         self.written[where] = not arriving
-        self.conflicts(at, width)
+        self.banks(at, width)
 
     # cp.async: what was copied is there after a wait, for the thread that copied.
 
     def copy(self, to, address, kind, count):
-        m = self.machine
+        m, width = self.machine, kind.itemsize * count
         values = self.load("global", address, kind, count)
-        what, at = self.place("shared", to, kind.itemsize * count)
-        self.shared_store(at, kind.itemsize * count, arriving=True)
-        self.arriving.append(
-            (m.lanes(np.arange(m.count)), m.lanes(self.groups).copy(), at, values)
-        )
+        _, at = self.place("shared", to, width)
+        self.shared_store(at, width, arriving=True)
+        threads = m.lanes(np.arange(m.count))
+        self.arriving.append((threads, self.groups[threads], at, values))
 
     def commit(self):
-        m = self.machine
-        self.groups[slice(None) if m.index is None else m.index] += 1
+        self.groups[self.machine.active()] += 1
 
     def wait(self, left):
-        m = self.machine
-        active = np.zeros(m.count, bool)
-        active[slice(None) if m.index is None else m.index] = True
-        still = []
-        for lanes, group, at, values in self.arriving:
-            here = active[lanes] & (group < self.groups[lanes] - left)
+        active = np.zeros(self.machine.count, bool)
+        active[self.machine.active()] = True
+        for n, (threads, group, at, values) in enumerate(self.arriving):
+            here = active[threads] & (group < self.groups[threads] - left)
             width = values.shape[1] * values.dtype.itemsize
-            self.shared.view(values.dtype).reshape(-1, values.shape[1])[
-                at[here] // width
-            ] = values[here]
-            self.written[self.places(at[here], width)] = True
-            if not here.all():
-                still.append(tuple(each[~here] for each in (lanes, group, at, values)))
-        self.arriving = still
-
-    # Counters.
-
-    def by_request(self, values, absent):
-        """(warps, 32), with `absent` for lanes that do not take part."""
-        m = self.machine
-        if m.index is None and m.threads % 32 == 0:
-            return values.reshape(-1, 32)
-        rows = np.full(m.warps * 32, absent, values.dtype)
-        rows[m.lanes(m.lane_of_warp)] = values
-        rows = rows.reshape(-1, 32)
-        return rows[(rows != absent).any(1)]
-
-    def count(self, what, buffer, at, width):
-        m, c = self.machine, self.machine.counters
-        if c is None:
-            return
-        top = np.int64(1) << 62
-        rows = np.sort(self.by_request(at + (buffer.slot << SLOT), top), axis=1)
-        there = rows != top
-        new = there.copy()
-        new[:, 1:] &= rows[:, 1:] != rows[:, :-1]
-        sectors = rows >> 5
-        first = there.copy()
-        first[:, 1:] &= sectors[:, 1:] != sectors[:, :-1]
-        distinct = new.sum(1) * width
-        setattr(c, f"requests_{what}", getattr(c, f"requests_{what}") + len(rows))
-        setattr(c, f"sectors_{what}", getattr(c, f"sectors_{what}") + int(first.sum()))
-        ideal = int((-(-distinct // 32)).sum())
-        setattr(c, f"ideal_sectors_{what}", getattr(c, f"ideal_sectors_{what}") + ideal)
-        setattr(c, f"bytes_{what}", getattr(c, f"bytes_{what}") + at.size * width)
-        if what == "stored" and width < 32:
-            full = np.add.reduceat(
-                new.reshape(-1) * width, np.flatnonzero(first.reshape(-1))
-            )
-            c.partial_sectors_stored += int((full < 32).sum())
-        sector = (at >> 5) | (m.lanes(m.block) << 44) | (buffer.slot % 8 << 60)
-        self.seen[what].append(np.unique(sector))
-
-    def finish(self):
-        c = self.machine.counters
-        for what, seen in (self.seen or {}).items():
-            if seen:
-                name = f"block_sectors_{what}"
-                setattr(
-                    c, name, getattr(c, name) + np.unique(np.concatenate(seen)).size
-                )
-
-    def conflicts(self, at, width):
-        """Passes of requests to the 32 banks: 16 bytes go by eight lanes, 8 by 16."""
-        m, c = self.machine, self.machine.counters
-        if c is None:
-            return
-        top = np.int64(1) << 40
-        lanes = self.by_request(at - m.lanes(m.block) * self.row, top)
-        words = max(1, width // 4)
-        rows = lanes.reshape(-1, 32 // words)
-        rows = (rows[:, :, None] // 4 + np.arange(words)).reshape(len(rows), -1)
-        rows = np.sort((rows % 32 << 42) | rows, axis=1)
-        new = (rows & ((1 << 42) - 1)) < top // 4
-        new[:, 1:] &= rows[:, 1:] != rows[:, :-1]
-        banks = np.arange(len(rows))[:, None] * 32 + (rows >> 42)
-        depth = np.bincount(banks[new], minlength=len(rows) * 32).reshape(-1, 32).max(1)
-        passes = int(depth.sum())
-        extra = passes - int((depth > 0).sum())
-        c.shared_passes += passes
-        line = m.kernel.code[m.at].line
-        if extra:
-            c.bank_conflicts[line] = c.bank_conflicts.get(line, 0) + extra
+            to = items(self.storage["shared"], values.dtype, values.shape[1])
+            to[at[here] // width] = values[here]
+            self.written[units(at[here], width, self.granule["shared"])] = True
+            still = [each[~here] for each in (threads, group, at, values)]
+            self.arriving[n] = tuple(still)

@@ -60,13 +60,15 @@ def resident(device, threads, registers, shared):
 def demands(device, c):
     """Cycles that a block needs of each part, if it were alone there."""
     share = device.multiprocessors / c.blocks  # of what all multiprocessors share
-    full = c.sectors_loaded + c.sectors_stored - c.partial_sectors_stored
-    memory = (c.block_sectors_loaded + c.block_sectors_stored) * 32
+    once, again = c.block_sectors_loaded, c.sectors_loaded - c.block_sectors_loaded
+    full = once + c.sectors_stored - c.partial_sectors_stored
+    memory = (once + c.block_sectors_stored) * 32
     return {
         "memory": memory * share / (device.bandwidth * COPY / device.clock),
         # Two sectors a cycle; part of one is read, merged and written back.
         "cache": (full / 2 + 2 * c.partial_sectors_stored) * share / device.slices,
-        "path": (c.sectors_loaded + c.sectors_stored) / 2 / c.blocks,
+        # What a block has loaded before is in its first-level cache.
+        "path": ((once + c.sectors_stored) / 2 + again / 4) / c.blocks,
         "shared": c.shared_passes / c.blocks,
         "issue": c.instructions / 4 / c.blocks,
     }
@@ -100,6 +102,9 @@ class Prediction:
     bound: str  # the part with the most to do, or latency
     blocks: int  # resident on a multiprocessor
     in_flight: int  # bytes, of a multiprocessor
+    # What blocks ask the memory for, sectors, lets no more than this share of a copy
+    # through, were that all that takes time.
+    achievable: float
 
 
 def predict(device, counters, size, blocks, threads, registers, shared):
@@ -115,6 +120,7 @@ def predict(device, counters, size, blocks, threads, registers, shared):
     busiest = max(needs, key=needs.get)
     full = needs[busiest] * share / cycles > 0.7
     warps = ceil(threads / 32) * min(fits, ceil(share))
+    sectors = counters.block_sectors_loaded + counters.block_sectors_stored
     microseconds = LAUNCH + cycles / device.clock / 1e3
     return Prediction(
         microseconds,
@@ -122,4 +128,5 @@ def predict(device, counters, size, blocks, threads, registers, shared):
         busiest if full else "latency",
         fits,
         counters.bytes_in_flight * warps,
+        min(1, 2 * size * counters.blocks / blocks / 32 / sectors),
     )

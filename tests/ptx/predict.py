@@ -170,10 +170,13 @@ def main(*names):
         for family, *case, before in FAMILIES:
             share, p, _, name = share_of_copy(host, device, *case)
             name = toolkit.kernel_name(name)
-            print(f"| {family} | {name} | {100 * share:.0f} | {p.bound} | {before} |")
+            print(
+                f"| {family} | {name} | {100 * share:.0f} | {100 * p.achievable:.0f} "
+                f"| {p.bound} | {before} |"
+            )
         for family, kind, sort, before in INDEXED:
             share, p = indexed(host, device, kind, sort)
-            print(f"| {family} | | {100 * share:.0f} | {p.bound} | {before} |")
+            print(f"| {family} | | {100 * share:.0f} | | {p.bound} | {before} |")
         print(HEAD.format(device.name))
         for case in all_cases()["ml"]:
             share, p, counters, name = share_of_copy(

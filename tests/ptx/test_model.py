@@ -53,10 +53,10 @@ def test_a_longer_wait_or_a_longer_queue_is_slower():
     assert 500 < many[1] < 510 and many[-1] == 100
 
 
-# Of copies of as many bytes, by kernel. Rows and tiles of few megabytes wait for their
-# launches; boxes of bytes gather one by one.
-FLOORS = {"rows": 0.8, "tile": 0.8, "packed 16": 0.9, "packed 4": 0.95}
-FLOORS |= {"packed 2": 0.7, "packed 1": 0.42}
+# Of copies of as many bytes, by kernel. Tiles of few megabytes end with a part of a
+# wave; boxes of bytes gather one by one.
+FLOORS = {"rows": 0.95, "tile": 0.85, "packed 16": 0.9, "packed 4": 0.95}
+FLOORS |= {"packed 2": 0.75, "packed 1": 0.42}
 
 
 @pytest.mark.parametrize("case", all_cases()["ml"], ids=lambda c: f"{c.name} {c.dtype}")
@@ -74,18 +74,15 @@ def test_predictions(host, case):
     assert share > floor, (share, found)
 
 
-# Families that are below 60% of a copy.
-SLOW = {
-    "tiles of 1 byte, odd": 0.5,
-    "boxes of 2 bytes, odd": 0.45,
-    "boxes of 1 byte, odd": 0.27,
-}
+# Below 60% of a copy, but not of what its sectors allow.
+SLOW = {"boxes of 1 byte, odd"}
 
 
 @pytest.mark.parametrize("family", predict.FAMILIES, ids=lambda f: f[0])
 def test_families(host, family):
     share, found, *_ = predict.share_of_copy(host, H100, *family[1:4])
-    assert share > SLOW.get(family[0], 0.6), (share, found)
+    achievable = found.achievable if family[0] in SLOW else 1
+    assert share > 0.6 * achievable, (share, found)
 
 
 @pytest.mark.parametrize("family", predict.INDEXED, ids=lambda f: f[0])

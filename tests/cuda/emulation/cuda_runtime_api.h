@@ -104,6 +104,10 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   return result;
 }
 
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
+  return static_cast<unsigned>((uint64_t{high} << 32 | low) >> (bits & 31));
+}
+
 template <typename T>
 T __ldg(const T* from) {
   T value;

@@ -60,6 +60,10 @@ const char* Obstacle(const jax_layout::GemmKernel* kernel) {
   return Text({jax_layout::GemmObstacle(kernel->problem)});
 }
 
+int Claims(const jax_layout::GemmKernel* kernel) {
+  return !jax_layout::GemmMethods(kernel->problem).empty();
+}
+
 int RelaxedCaptures() { return fake::relaxed; }
 
 const char* MakeKernel(const Problem* from, jax_layout::GemmKernel** kernel) {
