@@ -329,13 +329,11 @@ def _lax(
         # XLA multiplies these into no other type.
         whole = np.uint8 if jnp.issubdtype(a.dtype, jnp.unsignedinteger) else np.int8
         a, b = a.astype(whole), b.astype(whole)
+    axes = [([*map(x.index, of)], [*map(w.index, of)]) for of in (summed, batch)]
     out = lax.dot_general(
         a,
         b,
-        (
-            ([x.index(i) for i in summed], [w.index(i) for i in summed]),
-            ([x.index(i) for i in batch], [w.index(i) for i in batch]),
-        ),
+        tuple(axes),
         precision=precision,
         preferred_element_type=summed_in,
         out_sharding=_reorder(out_sharding, [y.index(i) for i in order]),
