@@ -35,7 +35,7 @@ from jax_layout.optimize.softmax import (
     Finder,
     found,
 )
-from jax_layout.plain import lax
+from jax_layout.plain import jnp, lax
 
 # A bias of no more than this leaves nothing of a score, but of one that it hides.
 _ABSORBS = -1e30
@@ -86,6 +86,8 @@ def attended(
             instead[then] = back if at is not None else [*new, *back]
             new = [*new, *back]
         gone.update(map(id, products))
+        if attention.of_bias:
+            gone.add(id(attention.of_bias[0]))
         names = ("attention", "attention_backward")
         scores = 2 * nbytes(attention.core.dot.outvars[0].aval)
         ours = [eqn.outvars[0] for eqn in new if eqn.primitive.name in names]
@@ -104,7 +106,10 @@ def _whole(
     readers: Mapping[Any, Sequence[Any]],
     places: Mapping[int, int],
 ) -> list[Equation] | None:
-    """The products behind the softmax, if nothing else needs what lies before them."""
+    """The products behind the softmax, if nothing else needs what lies before them.
+
+    But for gradients of scores, which are those of biases.
+    """
     dots = [] if attention.dot is None else [attention.dot]
     gradients = [eqn for eqn, _ in attention.gradients.values()]
     for products in (dots, [*dots, *gradients]):
@@ -113,15 +118,37 @@ def _whole(
         between = [v for eqn in inner if id(eqn) not in ends for v in eqn.outvars]
         if not products or not own <= places.keys():
             continue
-        if all(id(eqn) in own for v in between for eqn in readers.get(v, [])):
-            if products == dots:
+        others = {
+            v: rest
+            for v in between
+            if (rest := [eqn for eqn in readers.get(v, []) if id(eqn) not in own])
+        }
+        if products == dots:
+            if not others:
                 return products
-            first = places.get(id(attention.dot), -1)
-            known = attention.gradient is not None
-            return (
-                products if known and first < min(_later(attention, places)) else None
-            )
+            continue
+        first = places.get(id(attention.dot), -1)
+        if attention.gradient is None or first >= min(_later(attention, places)):
+            return None
+        for v, rest in others.items():
+            if len(others) > 1 or not finder.is_of_bias(attention, v):
+                return None
+            attention.of_bias = _summed(finder.makers[v], finder.known[v].names, rest)
+        return products
     return None
+
+
+def _summed(
+    eqn: Equation, names: Names, readers: Sequence[Any]
+) -> tuple[Equation, Names]:
+    """What is read of the gradient of scores: a sum, or all of it."""
+    if len(readers) != 1 or readers[0] is None:
+        return eqn, names
+    (reader,) = readers
+    if reader.primitive.name != "reduce_sum":
+        return eqn, names
+    axes = reader.params["axes"]
+    return reader, tuple(name for i, name in enumerate(names) if i not in axes)
 
 
 def _later(attention: Attention, places: Mapping[int, int]) -> list[int]:
@@ -257,8 +284,7 @@ def _hidden(
         if not (learns and shown[0]):
             kept, causal = shown
             biases = [b for b, each in zip(biases, hiding, strict=True) if each is None]
-    if learns and biases:
-        # Gradients of the bias itself are not looked for in the program.
+    if attention.of_bias and not biases:
         return None
     return biases, kept, causal
 
@@ -386,13 +412,37 @@ def _joined(arrays: Sequence[Any], join: Callable[[Any, Any], Any]) -> list[Any]
     if not arrays:
         return []
     shape = np.broadcast_shapes(*(np.shape(x) for x in arrays))
+    dtype = jnp.result_type(*arrays)
     first, *rest = (
-        x if np.shape(x) == shape else lax.broadcast_in_dim(x, shape, range(len(shape)))
+        lax.convert_element_type(
+            lax.broadcast_in_dim(x, shape, range(len(shape))), dtype
+        )
         for x in arrays
     )
     for x in rest:
         first = join(first, x)
     return [first]
+
+
+def _learning(bias: Any, eqn: Equation, names: Names, call: Call) -> Any:
+    """A bias as wide as its gradient, and with the axes that that has."""
+    whole = zip(_SCORES, np.shape(bias), call.shape(_SCORES), strict=True)
+    shape = [every if {*names} & {*call.groups[x]} else n for x, n, every in whole]
+    dtype = jnp.promote_types(bias.dtype, eqn.outvars[0].aval.dtype)
+    return lax.convert_element_type(
+        lax.broadcast_in_dim(bias, shape, range(len(shape))), dtype
+    )
+
+
+def _of_bias(moved: Any, names: Names, call: Call) -> Any:
+    """The gradient of a bias, summed over the axes that have no name here."""
+    sizes = zip(_SCORES, np.shape(moved), strict=True)
+    have = [i for letter, n in sizes if n != 1 for i in call.groups[letter]]
+    x = lax.reshape(moved, [call.sizes[i] for i in have])
+    x = x.sum([at for at, i in enumerate(have) if i not in names])
+    have = [i for i in have if i in names]
+    x = lax.transpose(x, [have.index(i) for i in names if i])
+    return lax.reshape(x, [call.sizes[i] if i else 1 for i in names])
 
 
 def _forward(attention: Attention, call: Call) -> tuple[list[Equation], list[Any]]:
@@ -412,7 +462,10 @@ def _forward(attention: Attention, call: Call) -> tuple[list[Equation], list[Any
             masks.append(
                 _of_scores(array if true else lax.bitwise_not(array), names, call)
             )
-        rest = [*_joined(biases, lax.add), *_joined(masks, lax.bitwise_and)]
+        bias = _joined(biases, lax.add)
+        if attention.of_bias:
+            bias = [_learning(bias[0], *attention.of_bias, call)]
+        rest = [*bias, *_joined(masks, lax.bitwise_and)]
         y, sums = attention_p(*operands, *rest, **call.params)
         kept = [*operands, *rest, y, sums]
         return [_apart(y, attention.out, _Q, call), *kept] if attention.dot else kept
@@ -427,19 +480,24 @@ def _backward(attention: Attention, call: Call, kept: Sequence[Any]) -> list[Equ
     assert attention.gradient is not None
     ct, names = attention.gradient
     wanted = sorted(attention.gradients.items())
+    of_bias = attention.of_bias
+    eqns = [eqn for _, (eqn, _) in wanted] + ([of_bias[0]] if of_bias else [])
 
     def backward(ct: Array, *kept: Array) -> list[Any]:
         ct = _merged(lax.convert_element_type(ct, kept[0].dtype), names, _Q, call)
-        moved = attention_backward_p(ct, *kept, **call.params, biased=False)
+        biased = of_bias is not None
+        moved = attention_backward_p(ct, *kept, **call.params, biased=biased)
+        found = [
+            _apart(moved[i], result, _K if i else _Q, call) for i, (_, result) in wanted
+        ]
+        if of_bias is not None:
+            found.append(_of_bias(moved[3], of_bias[1], call))
         return [
-            lax.convert_element_type(
-                _apart(moved[i], result, _K if i else _Q, call),
-                eqn.outvars[0].aval.dtype,
-            )
-            for i, (eqn, result) in wanted
+            lax.convert_element_type(x, eqn.outvars[0].aval.dtype)
+            for x, eqn in zip(found, eqns, strict=True)
         ]
 
-    results = [eqn.outvars[0] for _, (eqn, _) in wanted]
+    results = [eqn.outvars[0] for eqn in eqns]
     source = attention.dot or attention.core.dot
     return _spliced(backward, [ct, *kept], results, source)[0]
 

@@ -92,6 +92,7 @@ class Attention:
       gradient: of the result, and the names of its axes.
       gradients: products by the operand, 0 to 2, that they are the gradient of, with
         the names of the result's axes.
+      of_bias: what makes the gradient of biases, and the names of the result's axes.
       from_value: the product of the gradient with the value.
     """
 
@@ -106,4 +107,5 @@ class Attention:
     out: Names
     gradient: tuple[Any, Names] | None = None
     gradients: dict[int, tuple[Any, Names]] = dataclasses.field(default_factory=dict)
+    of_bias: tuple[Any, Names] | None = None
     from_value: Any = None

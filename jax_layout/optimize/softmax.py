@@ -425,14 +425,7 @@ class Finder:
             self._same_gradient(attention, other, names)
             which = 2
         else:
-            scale = part.core.scale
-            wanted = {(1, -1, 1, 0): scale, (1, -2, 0, 1): -scale}
-            if part.terms.keys() != wanted.keys() or not all(
-                math.isclose(n, wanted[powers], rel_tol=1e-6)
-                for powers, n in part.terms.items()
-            ):
-                raise Unknown
-            if any(v not in part.hidden for v, *_ in part.core.masks):
+            if not _is_gradient(part, part.core.scale):
                 raise Unknown
             which = 0 if summed == {attention.over} else 1
             if which == 1 and summed != set(attention.free):
@@ -444,6 +437,16 @@ class Finder:
             raise Unknown
         result = tuple(None if i is None else known[i] for i in result_names(eqn))
         attention.gradients[which] = eqn, result
+
+    def is_of_bias(self, attention: Attention, v: Any) -> bool:
+        """Whether a value is the gradient of each bias, by all scores."""
+        part, axes = self._of(v), {*attention.batch, *attention.free, attention.over}
+        return (
+            isinstance(part, Part)
+            and bool(part.core.biases)
+            and _is_gradient(part, 1)
+            and {*part.names} - {None} == axes
+        )
 
     def inside(self, attention: Attention, products: Sequence[Any]) -> list[Any]:
         """The equations from the first product to others, all of them included."""
@@ -459,6 +462,19 @@ class Finder:
                 if value is not None and any(value.core.dot is dot for dot in own):
                     pending.append(self.makers[v])
         return list(inner.values())
+
+
+def _is_gradient(part: Part, scale: float) -> bool:
+    """Whether this is the gradient of what a softmax is of, times a number."""
+    wanted = {(1, -1, 1, 0): scale, (1, -2, 0, 1): -scale}
+    return (
+        part.terms.keys() == wanted.keys()
+        and all(
+            math.isclose(n, wanted[powers], rel_tol=1e-6)
+            for powers, n in part.terms.items()
+        )
+        and all(v in part.hidden for v, *_ in part.core.masks)
+    )
 
 
 def _attention(

@@ -198,12 +198,69 @@ def test_is_left_alone(form):
     becomes(ALONE[form], Q, K, V.at[0].set(0), forward=0, left=1)
 
 
-def test_gradients_with_a_bias_are_left_alone():
+LEAST = float(np.finfo(np.float32).min)
+PADDED = jnp.tril(jnp.ones((T, T), bool)) & (jnp.arange(T) > 1)  # as words on the left
+
+
+@pytest.mark.parametrize("hidden", [-1e9, -1e38, LEAST])
+@pytest.mark.parametrize("dtype, tolerance", [(np.float32, 1e-5), (jnp.bfloat16, 3e-2)])
+def test_gradients_with_a_bias_that_hides(hidden, dtype, tolerance):
     """Equal scores have gradients, whatever they are equal to."""
-    bias = jnp.where(NOTHING, 0, -1e38)
-    becomes(loss_of(lambda *x: attend(*x, bias=bias)), Q, K, V, forward=0, left=1)
-    of_bias = loss_of(lambda bias, q, k: attend(q, k, V, bias=bias))
-    becomes(of_bias, normal(1, N, T, S), Q, K, forward=0, left=1, tolerance=None)
+    hidden = max(hidden, float(jnp.finfo(dtype).min))
+
+    def f(q, k, v, seen):
+        return attend(q, k, v, bias=jnp.where(seen, 0, hidden).astype(dtype))
+
+    operands = [x.astype(dtype) for x in (Q, K[:, :T], V[:, :T])]
+    words = jnp.ones((B, 1, 1, T), bool).at[0].set(False)  # one of them has none
+    for seen in (PADDED, words):
+        becomes(loss_of(f), *operands, seen, backward=1, tolerance=tolerance)
+
+
+BIASES = {
+    "of heads": (lambda bias: bias, (1, N, T, S)),
+    "of all": (lambda bias: bias, (B, N, T, S)),
+    "of distances": (lambda bias: bias[..., 0], (T, S, 2)),
+    "of keys, one each": (lambda bias: bias[:, None, None], (B, S)),
+    "of heads and words": (
+        lambda bias: bias + jnp.where(MASK[:, :, :1], 0, -1e10).astype(bias.dtype),
+        (1, N, T, S),
+    ),
+    "behind a mask": (lambda bias: bias, (N, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("form", BIASES)
+def test_gradients_of_a_bias(form):
+    of, shape = BIASES[form]
+    mask = MASK if form == "behind a mask" else None
+
+    def loss(q, k, v, bias):
+        return (attend(q, k, v, of(bias), mask, scale=0.3) ** 2).sum()
+
+    gradients = jax.grad(loss, (0, 1, 2, 3))
+    becomes(gradients, Q, K, V, normal(*shape, seed=6), backward=1)
+    narrow = [x.astype(jnp.bfloat16) for x in (Q, K, V, normal(*shape, seed=6))]
+    becomes(gradients, *narrow, backward=1, tolerance=4e-2)
+
+
+def test_gradients_of_a_bias_of_several_layers():
+    def loss(q, k, v, bias):
+        for _ in range(2):
+            q = attend(q, k, v, bias + jnp.where(MASK, 0, -1e10))
+        return (q**2).sum()
+
+    gradients = jax.grad(loss, (0, 1, 2, 3))
+    becomes(gradients, Q, K, V, normal(1, N, T, S), forward=2, backward=2)
+
+
+def test_what_else_needs_gradients_of_scores_is_left_alone():
+    def loss(q, k, v, factor, bias):  # of a bias and of the scores before it
+        scores = factor * jnp.einsum("btnh,bsnh->bnts", q, k) + bias
+        return (jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores), v) ** 2).sum()
+
+    args = (Q, K, V, normal(1, N, 1, 1) ** 2, normal(1, N, T, S, seed=6))
+    becomes(jax.grad(loss, (0, 1, 2, 3, 4)), *args, forward=0, left=1)
 
 
 def test_a_softmax_with_a_derivative_of_its_own():
