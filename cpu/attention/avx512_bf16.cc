@@ -96,6 +96,135 @@ struct Pairs {
   }
 };
 
+// The same of few queries: pairs of features of a key, and of keys of a
+// feature. Sums of values come in the order in which unpacking leaves features.
+struct FewPairs {
+  using T = BF16;
+
+  static JAX_LAYOUT_INLINE __m512i Load(const void* p) {
+    return _mm512_loadu_si512(p);
+  }
+  static JAX_LAYOUT_INLINE __m512 MultiplyAdd(__m512 sum, __m512i left,
+                                              __m512i right) {
+    return Pairs::MultiplyAdd(sum, _mm512_castsi512_ps(left),
+                              _mm512_castsi512_ps(right));
+  }
+
+  static void Copy(const BF16* from, int64_t features, float, float* to) {
+    std::memcpy(to, from, features * sizeof(BF16));
+  }
+  template <int kRows, class R>
+  static void Scores(const float* q, int64_t wide, const BF16* k, const R& rows,
+                     int64_t count, int64_t features, float factor,
+                     Ahead<BF16, R>* ahead, int64_t lines, float* scores) {
+    constexpr int kKeysAtOnce = 16 / kRows;
+    const int64_t asked = lines * kKeysAtOnce * 32 / features + 1;
+    for (int64_t j = 0; j < count; j += kKeysAtOnce) {
+      const BF16* row[kKeysAtOnce];
+      __m512 sum[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < kKeysAtOnce; ++i) {
+        row[i] = k + rows.At(Least(j + i, count - 1));
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) sum[i] = Floats::Zero();
+      for (int64_t h = 0; h < features; h += 32) {
+        ahead->Ask(asked);
+        __m512i left[kRows];
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) left[r] = Load(q + r * wide + h / 2);
+#pragma GCC unroll 16
+        for (int i = 0; i < kKeysAtOnce; ++i) {
+          const __m512i right = Load(row[i] + h);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            __m512& to = sum[r * kKeysAtOnce + i];
+            to = MultiplyAdd(to, left[r], right);
+          }
+        }
+      }
+      StoreSums<Floats, kRows>(Floats::Set(factor) * Floats::SumOfEach(sum),
+                               scores + j);
+    }
+  }
+  // The last of an odd number has no partner.
+  static void Narrow(float* row, int64_t count) {
+    if (count % 2 != 0) row[count] = 0;
+    Pairs::NarrowRow(row, 0, count);
+  }
+  template <int kRows, class R>
+  static void Values(const float* powers, const BF16* v, const R& rows,
+                     int64_t count, int64_t features, const float* factors,
+                     Ahead<BF16, R>* ahead, int64_t lines, float* sums,
+                     int64_t wide) {
+    constexpr int kBlocks = kRows == 4 ? 2 : 4;
+    int64_t h = 0;
+    for (; h + 32 * kBlocks <= features; h += 32 * kBlocks) {
+      Sum<kRows, kBlocks>(powers, v + h, rows, count, factors, ahead,
+                          h == 0 ? lines : 0, sums + h, wide);
+    }
+    for (; h < features; h += 32) {
+      Sum<kRows, 1>(powers, v + h, rows, count, factors, ahead,
+                    h == 0 ? lines : 0, sums + h, wide);
+    }
+  }
+  // Of kBlocks of 32 features.
+  template <int kRows, int kBlocks, class R>
+  static void Sum(const float* powers, const BF16* v, const R& rows,
+                  int64_t count, const float* factors, Ahead<BF16, R>* ahead,
+                  int64_t lines, float* sums, int64_t wide) {
+    __m512 sum[kRows][2 * kBlocks];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        sum[r][i] =
+            Floats::Load(sums + r * wide + i * 16) * Floats::Set(factors[r]);
+      }
+    }
+    for (int64_t j = 0; j < count; j += 2) {
+      const BF16* one = v + rows.At(j);
+      const BF16* other = v + rows.At(Least(j + 1, count - 1));
+      ahead->Ask(2 * lines);
+      __m512 left[kRows];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        left[r] = Floats::Set(powers[r * kStripLd + j / 2]);
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < kBlocks; ++i) {
+        const __m512i a = Load(one + i * 32), b = Load(other + i * 32);
+        const __m512 low = _mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b));
+        const __m512 high = _mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b));
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          __m512* to = sum[r] + 2 * i;
+          to[0] = Pairs::MultiplyAdd(to[0], left[r], low);
+          to[1] = Pairs::MultiplyAdd(to[1], left[r], high);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        Floats::Store(sums + r * wide + i * 16, sum[r][i]);
+      }
+    }
+  }
+  // Of 32 features, the first have quarters of 0 to 3, 8 to 11, and so on.
+  static void Order(float* sums, int64_t features) {
+    for (int64_t h = 0; h < features; h += 32) {
+      const __m512d low = _mm512_castps_pd(Floats::Load(sums + h));
+      const __m512d high = _mm512_castps_pd(Floats::Load(sums + h + 16));
+      const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+      const __m512i last = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+      _mm512_storeu_pd(sums + h, _mm512_permutex2var_pd(low, first, high));
+      _mm512_storeu_pd(sums + h + 16, _mm512_permutex2var_pd(low, last, high));
+    }
+  }
+};
+
 bool InPairs(const AttentionProblem& p) {
   return p.type == DType::kBF16 && p.features % 2 == 0 && p.q.row % 2 == 0 &&
          p.k.row % 2 == 0;
@@ -111,10 +240,16 @@ void BackwardPairs(const AttentionGradientTask& task) {
   BackwardOf<Floats, Pairs, BF16>(task);
 }
 
+void FewInPairs(const AttentionFewTask& task) {
+  const AttentionProblem& p = task.problem;
+  if (p.type != DType::kBF16 || p.features % 32 != 0) return Few<Floats>(task);
+  FewOf<Floats, FewPairs>(task);
+}
+
 }  // namespace
 
 const AttentionKernels kAttentionAvx512Bf16 =
-    kAttention<Floats, ForwardPairs, BackwardPairs>;
+    kAttention<Floats, ForwardPairs, BackwardPairs, FewInPairs>;
 
 }  // namespace jax_layout
 #endif  // __x86_64__

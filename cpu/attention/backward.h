@@ -323,11 +323,12 @@ void Join(const PartsOfSums& sums) {
   JoinOf<V, float>(sums);
 }
 
-template <class V, auto forward = Forward<V>, auto backward = Backward<V>>
+template <class V, auto forward = Forward<V>, auto backward = Backward<V>,
+          auto few = Few<V>>
 constexpr AttentionKernels kAttention = {
-    kQueries<V>,     FloatsForward<V>, forward,     FloatsBackward<V>,
-    backward,        Join<V>,          kFewQueries, FloatsFew<V>,
-    FloatsOfPart<V>, Few<V>,           FinishFew<V>};
+    kQueries<V>, FloatsForward<V>, forward,      FloatsBackward<V>, backward,
+    Join<V>,     kFewQueries,      FloatsFew<V>, FloatsOfPart<V>,   few,
+    FinishFew<V>};
 
 }  // namespace
 }  // namespace jax_layout

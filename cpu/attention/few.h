@@ -95,8 +95,22 @@ class Ahead {
   const char* at_ = nullptr;
 };
 
-// Products of kRows queries with the keys of a strip: kLanes sums at a time,
-// which a transposition adds up.
+// Stores the sums of kLanes vectors, for as many keys of kRows queries each.
+template <class V, int kRows>
+JAX_LAYOUT_INLINE void StoreSums(typename V::Reg all, float* scores) {
+  constexpr int kKeysAtOnce = V::kLanes / kRows;
+  if constexpr (kRows == 1) {
+    V::Store(scores, all);
+  } else {
+    float sums[V::kLanes];
+    V::Store(sums, all);
+    for (int r = 0; r < kRows; ++r) {
+      std::copy_n(sums + r * kKeysAtOnce, kKeysAtOnce, scores + r * kStripLd);
+    }
+  }
+}
+
+// Products of kRows queries with the keys of a strip: kLanes sums at a time.
 template <class V, class T, int kRows, class R>
 void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
                int64_t count, int64_t features, Ahead<T, R>* ahead,
@@ -105,6 +119,7 @@ void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
   constexpr int kLanes = V::kLanes, kKeysAtOnce = kLanes / kRows;
   const int64_t whole = features / kLanes * kLanes;
   const int tail = static_cast<int>(features - whole);
+  const int64_t asked = lines * kKeysAtOnce * kLanes / Most(1, whole) + 1;
   for (int64_t j = 0; j < count; j += kKeysAtOnce) {
     const T* row[kKeysAtOnce];
     Reg sum[kLanes];
@@ -112,10 +127,10 @@ void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
     for (int i = 0; i < kKeysAtOnce; ++i) {
       row[i] = k + rows.At(Least(j + i, count - 1));
     }
-    ahead->Ask(lines * kKeysAtOnce);
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) sum[i] = V::Zero();
     for (int64_t h = 0; h < whole; h += kLanes) {
+      ahead->Ask(asked);
       Reg left[kRows];
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) left[r] = V::Load(q + r * wide + h);
@@ -137,22 +152,7 @@ void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
         }
       }
     }
-    V::Transpose(sum);
-#pragma GCC unroll 4
-    for (int step = kLanes / 2; step > 0; step /= 2) {
-#pragma GCC unroll 8
-      for (int i = 0; i < step; ++i) sum[i] = sum[i] + sum[i + step];
-    }
-    if constexpr (kRows == 1) {
-      V::Store(scores + j, sum[0]);
-    } else {
-      float all[kLanes];
-      V::Store(all, sum[0]);
-      for (int r = 0; r < kRows; ++r) {
-        std::copy_n(all + r * kKeysAtOnce, kKeysAtOnce,
-                    scores + r * kStripLd + j);
-      }
-    }
+    StoreSums<V, kRows>(V::SumOfEach(sum), scores + j);
   }
 }
 
@@ -237,9 +237,43 @@ int64_t StripOf(const AttentionProblem& p, int64_t heads) {
   return std::clamp<int64_t>(kStripBytes / row / 16 * 16, 16, kStrip);
 }
 
+// How keys and values are multiplied: as float32. Another arithmetic offers the
+// same.
+template <class V, class Element>
+struct FewWidened {
+  using T = Element;
+
+  // A query, to what Scores reads.
+  static void Copy(const T* from, int64_t features, float factor, float* to) {
+    for (int64_t j = 0; j < features; j += V::kLanes) {
+      const int n = static_cast<int>(Least(V::kLanes, features - j));
+      V::Store(to + j, V::Set(factor) * V::Load(from + j, n));
+    }
+  }
+  template <int kRows, class R>
+  static void Scores(const float* q, int64_t wide, const T* k, const R& rows,
+                     int64_t count, int64_t features, float /*factor*/,
+                     Ahead<T, R>* ahead, int64_t lines, float* scores) {
+    FewScores<V, T, kRows>(q, wide, k, rows, count, features, ahead, lines,
+                           scores);
+  }
+  // Powers of `count` keys, to what Values reads.
+  static void Narrow(float*, int64_t) {}
+  template <int kRows, class R>
+  static void Values(const float* powers, const T* v, const R& rows,
+                     int64_t count, int64_t features, const float* factors,
+                     Ahead<T, R>* ahead, int64_t lines, float* sums,
+                     int64_t wide) {
+    FewValuesFrom<V, T, kRows, kFewVectors<V, kRows>>(
+        0, powers, v, rows, count, features, factors, ahead, lines, sums, wide);
+  }
+  // Sums of values, to the order of features.
+  static void Order(float*, int64_t) {}
+};
+
 // Powers of a head's queries for the keys of a strip, and by what their sums so
 // far are to be multiplied.
-template <class V>
+template <class V, class A>
 void FewPowers(const AttentionTask& task, const Lengths& lengths, int64_t k0,
                int64_t count, float* scores, float* most, float* total,
                float* factors) {
@@ -249,22 +283,26 @@ void FewPowers(const AttentionTask& task, const Lengths& lengths, int64_t k0,
     const RowOfScores seen = FinishScores<V>(task, r / p.queries, r % p.queries,
                                              lengths, k0, {0, count}, row);
     factors[r] = 1;
-    if (seen.begin == seen.end) continue;
-    const float shift =
-        std::max(LargestOf<V>(row, seen.begin, seen.end), most[r]);
-    const float sum = PowersOf<V>(row, seen.begin, seen.end, shift);
-    if (shift != most[r]) factors[r] = std::exp2(most[r] - shift);
-    most[r] = shift;
-    total[r] = total[r] * factors[r] + sum;
+    if (seen.begin < seen.end) {
+      const float shift =
+          std::max(LargestOf<V>(row, seen.begin, seen.end), most[r]);
+      const float sum = PowersOf<V>(row, seen.begin, seen.end, shift);
+      if (shift != most[r]) factors[r] = std::exp2(most[r] - shift);
+      most[r] = shift;
+      total[r] = total[r] * factors[r] + sum;
+    }
+    A::Narrow(row, count);
   }
 }
 
-template <class V, class T>
+template <class V, class A>
 void FewOf(const AttentionFewTask& task) {
+  using T = typename A::T;
   const AttentionProblem& p = task.problem;
   const FewSums<V> at(p);
   const int64_t rows = FewQueries(p), features = p.features;
   const int64_t head_floats = FloatsFew<V>(p);
+  const float factor = p.scale * kLog2E;
   const Lengths lengths = LengthsOf(p, task.buffers, task.batch);
   const SeenKeys all = SeenByAny(p, 0, p.queries, lengths);
   for (int64_t i = 0; i < task.heads; ++i) {
@@ -276,11 +314,8 @@ void FewOf(const AttentionFewTask& task) {
       const T* from =
           static_cast<const T*>(task.buffers.q) +
           p.q.At(task.batch, task.head + i, r / p.queries, r % p.queries);
-      float* to = task.memory + i * head_floats + r * at.wide;
-      for (int64_t j = 0; j < features; j += V::kLanes) {
-        const int n = static_cast<int>(Least(V::kLanes, features - j));
-        V::Store(to + j, V::Set(p.scale * kLog2E) * V::Load(from + j, n));
-      }
+      A::Copy(from, features, factor,
+              task.memory + i * head_floats + r * at.wide);
     }
   }
   const T* k =
@@ -305,22 +340,22 @@ void FewOf(const AttentionFewTask& task) {
       const float* q = task.memory + i * head_floats;
       float* scores = task.memory + i * head_floats + kFewQueries * at.wide;
       InFours(rows, [&]<int kRows>(int64_t r) {
-        FewScores<V, T, kRows>(q + r * at.wide, at.wide, k + i * p.k.head, now,
-                               count, features, &values, lines,
-                               scores + r * kStripLd);
+        A::template Scores<kRows>(q + r * at.wide, at.wide, k + i * p.k.head,
+                                  now, count, features, factor, &values, lines,
+                                  scores + r * kStripLd);
       });
     }
     for (int64_t i = 0; i < task.heads; ++i) {
       float* scores = task.memory + i * head_floats + kFewQueries * at.wide;
       float* part = task.Part(i);
       float factors[kFewQueries];
-      FewPowers<V>({p, task.buffers, task.batch, task.head + i, 0, 0, nullptr},
-                   lengths, k0, count, scores, part + at.most, part + at.total,
-                   factors);
+      FewPowers<V, A>(
+          {p, task.buffers, task.batch, task.head + i, 0, 0, nullptr}, lengths,
+          k0, count, scores, part + at.most, part + at.total, factors);
       InFours(rows, [&]<int kRows>(int64_t r) {
-        FewValuesFrom<V, T, kRows, kFewVectors<V, kRows>>(
-            0, scores + r * kStripLd, v + i * p.v.head, now, count, features,
-            factors + r, &keys, lines, part + r * at.wide, at.wide);
+        A::template Values<kRows>(scores + r * kStripLd, v + i * p.v.head, now,
+                                  count, features, factors + r, &keys, lines,
+                                  part + r * at.wide, at.wide);
       });
     }
   };
@@ -343,13 +378,19 @@ void FewOf(const AttentionFewTask& task) {
           EveryRow{key_rows.At(k1), ld});
     }
   }
+  for (int64_t i = 0; i < task.heads; ++i) {
+    for (int64_t r = 0; r < rows; ++r) {
+      A::Order(task.Part(i) + r * at.wide, features);
+    }
+  }
 }
 
 template <class V>
 void Few(const AttentionFewTask& task) {
-  if (task.problem.type == DType::kBF16) return FewOf<V, BF16>(task);
-  if (task.problem.type == DType::kF16) return FewOf<V, F16>(task);
-  FewOf<V, float>(task);
+  const DType type = task.problem.type;
+  if (type == DType::kBF16) return FewOf<V, FewWidened<V, BF16>>(task);
+  if (type == DType::kF16) return FewOf<V, FewWidened<V, F16>>(task);
+  FewOf<V, FewWidened<V, float>>(task);
 }
 
 // Joins the parts of a head, into the first, and stores what they make.

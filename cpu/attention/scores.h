@@ -116,8 +116,7 @@ void AddBias(const void* from, int64_t at, int64_t stride, int64_t begin,
   for (int64_t j = begin; j < end; j += kLanes) {
     const int n = static_cast<int>(Least(kLanes, end - j));
     const typename V::Reg sum =
-        V::Load(row + j, n) +
-        V::Max(least, scale * V::Load(bias + j, n));
+        V::Load(row + j, n) + V::Max(least, scale * V::Load(bias + j, n));
     V::Store(row + j, sum, n);
   }
 }

@@ -102,6 +102,14 @@ struct Avx2Floats {
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
   }
+  static JAX_LAYOUT_INLINE Reg SumOfEach(const Reg* r) {
+    const Reg low =
+        _mm256_hadd_ps(_mm256_hadd_ps(r[0], r[1]), _mm256_hadd_ps(r[2], r[3]));
+    const Reg high =
+        _mm256_hadd_ps(_mm256_hadd_ps(r[4], r[5]), _mm256_hadd_ps(r[6], r[7]));
+    return _mm256_permute2f128_ps(low, high, 0x20) +
+           _mm256_permute2f128_ps(low, high, 0x31);
+  }
   static JAX_LAYOUT_INLINE void Transpose(Reg* r) {
     Reg t[8];
 #pragma GCC unroll 4

@@ -109,6 +109,26 @@ struct Avx512Floats {
     return _mm512_castpd_ps(
         _mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
   }
+  static JAX_LAYOUT_INLINE Reg SumOfEach(const Reg* r) {
+    Reg pairs[8], fours[4];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      pairs[i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]) +
+                 _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    // Then each quarter has a sum of four vectors' quarters.
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      fours[i] = LowPairs(pairs[2 * i], pairs[2 * i + 1]) +
+                 HighPairs(pairs[2 * i], pairs[2 * i + 1]);
+    }
+    const Reg low = _mm512_shuffle_f32x4(fours[0], fours[1], 0x88) +
+                    _mm512_shuffle_f32x4(fours[0], fours[1], 0xdd);
+    const Reg high = _mm512_shuffle_f32x4(fours[2], fours[3], 0x88) +
+                     _mm512_shuffle_f32x4(fours[2], fours[3], 0xdd);
+    return _mm512_shuffle_f32x4(low, high, 0x88) +
+           _mm512_shuffle_f32x4(low, high, 0xdd);
+  }
   static JAX_LAYOUT_INLINE void Transpose(Reg* r) {
     Reg t[16];
 #pragma GCC unroll 8

@@ -17,6 +17,7 @@
 //   Reciprocal             to f32 accuracy
 //   Sum, Largest           of the lanes
 //   Transpose              kLanes vectors, as the rows of a matrix
+//   SumOfEach              of kLanes vectors, each in its lane
 #ifndef JAX_LAYOUT_CPU_GEMM_EPILOGUE_H_
 #define JAX_LAYOUT_CPU_GEMM_EPILOGUE_H_
 

@@ -86,6 +86,9 @@ struct NeonFloats {
   static JAX_LAYOUT_INLINE Reg Reciprocal(Reg v) { return Set(1.f) / v; }
   static JAX_LAYOUT_INLINE float Sum(Reg v) { return vaddvq_f32(v); }
   static JAX_LAYOUT_INLINE float Largest(Reg v) { return vmaxvq_f32(v); }
+  static JAX_LAYOUT_INLINE Reg SumOfEach(const Reg* r) {
+    return vpaddq_f32(vpaddq_f32(r[0], r[1]), vpaddq_f32(r[2], r[3]));
+  }
   static JAX_LAYOUT_INLINE void Transpose(Reg* r) {
     const float32x4x2_t low = vzipq_f32(r[0], r[2]);
     const float32x4x2_t high = vzipq_f32(r[1], r[3]);

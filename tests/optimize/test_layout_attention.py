@@ -339,19 +339,23 @@ def test_keras():
     becomes_gradient(f, weights, X)
 
 
-@pytest.mark.parametrize("name", ["Bert", "GPT2"])
+@pytest.mark.parametrize("name", ["Bert", "GPT2", "T5"])
 def test_transformers(name):
     transformers = pytest.importorskip("transformers")
+    kinds = {"T5": {"d_model": 32, "d_kv": H, "num_layers": 1, "num_heads": N}}
+    others = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": N,
+        "intermediate_size": 16,
+        "max_position_embeddings": 16,
+        "hidden_act": "relu",
+    }
     config = getattr(transformers, f"{name}Config")(
-        vocab_size=11,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=N,
-        intermediate_size=16,
-        max_position_embeddings=16,
-        hidden_act="relu",
+        vocab_size=11, **kinds.get(name, others)
     )
-    net = getattr(transformers, f"Flax{name}Model")(config, _do_init=False)
+    of = {"T5": "FlaxT5EncoderModel"}.get(name, f"Flax{name}Model")
+    net = getattr(transformers, of)(config, _do_init=False)
     words = jax.ShapeDtypeStruct((B, T), np.int32)
     with jax.enable_x64(False):
         params = jax.eval_shape(
@@ -363,3 +367,4 @@ def test_transformers(name):
 
     becomes(f, params, words, words, tolerance=None)
     becomes_gradient(f, params, words)
+    becomes_gradient(f, params, words, words)
