@@ -115,8 +115,10 @@ FORMS = {
     "heads first": heads_first,
     "mask": lambda q, k, v: attend(q, k, v, mask=MASK),
     "nothing is seen": lambda q, k, v: attend(q, k, v, mask=NOTHING),
+    # Which digits of a score are lost beside it depends on the base of powers, but
+    # of scores below 30 all are.
     "biased by -1e9": lambda q, k, v: attend(
-        100 * q, k, v, bias=jnp.where(NOTHING, 0, -1e9)
+        3 * q, k, v, bias=jnp.where(NOTHING, 0, -1e9)
     ),
     "biased by -1e38": lambda q, k, v: attend(
         100 * q, k, v, bias=jnp.where(NOTHING, 0, -1e38)
@@ -339,23 +341,19 @@ def test_keras():
     becomes_gradient(f, weights, X)
 
 
-@pytest.mark.parametrize("name", ["Bert", "GPT2", "T5"])
+@pytest.mark.parametrize("name", ["Bert", "GPT2"])
 def test_transformers(name):
     transformers = pytest.importorskip("transformers")
-    kinds = {"T5": {"d_model": 32, "d_kv": H, "num_layers": 1, "num_heads": N}}
-    others = {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": N,
-        "intermediate_size": 16,
-        "max_position_embeddings": 16,
-        "hidden_act": "relu",
-    }
     config = getattr(transformers, f"{name}Config")(
-        vocab_size=11, **kinds.get(name, others)
+        vocab_size=11,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=N,
+        intermediate_size=16,
+        max_position_embeddings=16,
+        hidden_act="relu",
     )
-    of = {"T5": "FlaxT5EncoderModel"}.get(name, f"Flax{name}Model")
-    net = getattr(transformers, of)(config, _do_init=False)
+    net = getattr(transformers, f"Flax{name}Model")(config, _do_init=False)
     words = jax.ShapeDtypeStruct((B, T), np.int32)
     with jax.enable_x64(False):
         params = jax.eval_shape(
