@@ -118,7 +118,7 @@ struct FewPairs {
                      int64_t count, int64_t features, float factor,
                      Ahead<BF16, R>* ahead, int64_t lines, float* scores) {
     constexpr int kKeysAtOnce = 16 / kRows;
-    const int64_t asked = lines * kKeysAtOnce * 32 / features + 1;
+    const int64_t asked = lines * kKeysAtOnce * 32 / features;
     for (int64_t j = 0; j < count; j += kKeysAtOnce) {
       const BF16* row[kKeysAtOnce];
       __m512 sum[16];
@@ -158,14 +158,15 @@ struct FewPairs {
                      Ahead<BF16, R>* ahead, int64_t lines, float* sums,
                      int64_t wide) {
     constexpr int kBlocks = kRows == 4 ? 2 : 4;
+    const int64_t asked = lines * 32 / features;  // of each block
     int64_t h = 0;
     for (; h + 32 * kBlocks <= features; h += 32 * kBlocks) {
       Sum<kRows, kBlocks>(powers, v + h, rows, count, factors, ahead,
-                          h == 0 ? lines : 0, sums + h, wide);
+                          asked * kBlocks, sums + h, wide);
     }
     for (; h < features; h += 32) {
-      Sum<kRows, 1>(powers, v + h, rows, count, factors, ahead,
-                    h == 0 ? lines : 0, sums + h, wide);
+      Sum<kRows, 1>(powers, v + h, rows, count, factors, ahead, asked, sums + h,
+                    wide);
     }
   }
   // Of kBlocks of 32 features.

@@ -20,7 +20,8 @@ namespace {
 constexpr int64_t kFewQueries = 16, kStrip = 64, kStripLd = kStrip + 16;
 // Keys of a strip, of all heads that are read together, and as many values are
 // in L2.
-constexpr int64_t kStripBytes = 64 << 10;
+template <class V>
+constexpr int64_t kStripBytes = V::kLanes == 16 ? 128 << 10 : 64 << 10;
 
 inline int64_t FewQueries(const AttentionProblem& p) {
   return p.groups * p.queries;
@@ -60,8 +61,12 @@ struct ListedRows {
   int64_t At(int64_t i) const { return at[i]; }
 };
 
+// A line of memory, in the parts of one that a step may ask for.
+constexpr int64_t kLine = 1 << 16;
+
 // Asks memory for rows a line at a time, in the order in which they lie, as it
-// and the processor's own prefetching like it best.
+// and the processor's own prefetching like it best, and as evenly as there are
+// steps.
 template <class T, class R>
 class Ahead {
  public:
@@ -73,8 +78,9 @@ class Ahead {
     Next();
   }
 
-  JAX_LAYOUT_INLINE void Ask(int64_t lines) {
-    for (; lines > 0 && left_ > 0; --lines) {
+  JAX_LAYOUT_INLINE void Ask(int64_t parts) {
+    asked_ += parts;
+    for (; asked_ >= kLine && left_ > 0; asked_ -= kLine) {
       __builtin_prefetch(at_, 0, 2);
       at_ += 64;
       if (--left_ == 0) Next();
@@ -91,7 +97,7 @@ class Ahead {
 
   const T* first_;
   R rows_;
-  int64_t count_, lines_, row_ = 0, left_ = 0;
+  int64_t count_, lines_, row_ = 0, left_ = 0, asked_ = 0;
   const char* at_ = nullptr;
 };
 
@@ -119,7 +125,7 @@ void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
   constexpr int kLanes = V::kLanes, kKeysAtOnce = kLanes / kRows;
   const int64_t whole = features / kLanes * kLanes;
   const int tail = static_cast<int>(features - whole);
-  const int64_t asked = lines * kKeysAtOnce * kLanes / Most(1, whole) + 1;
+  const int64_t asked = lines * kKeysAtOnce * kLanes / Most(kLanes, whole);
   for (int64_t j = 0; j < count; j += kKeysAtOnce) {
     const T* row[kKeysAtOnce];
     Reg sum[kLanes];
@@ -206,7 +212,9 @@ void FewValuesFrom(int64_t j, const float* powers, const T* v, const R& rows,
     const int64_t last = features - j - (kVectors - 1) * kLanes;
     FewValues<V, T, kRows, kVectors>(
         powers, v + j, rows, count, static_cast<int>(Least(kLanes, last)),
-        factors, ahead, j == 0 ? lines : 0, sums + j, wide);
+        factors, ahead,
+        lines * Least(kVectors * kLanes, features - j) / features, sums + j,
+        wide);
   }
   if constexpr (kVectors > 1) {
     FewValuesFrom<V, T, kRows, kVectors / 2>(
@@ -234,7 +242,7 @@ JAX_LAYOUT_INLINE void InFours(int64_t count, const F& f) {
 template <class V, class T>
 int64_t StripOf(const AttentionProblem& p, int64_t heads) {
   const int64_t row = heads * p.features * static_cast<int64_t>(sizeof(T));
-  return std::clamp<int64_t>(kStripBytes / row / 16 * 16, 16, kStrip);
+  return std::clamp<int64_t>(kStripBytes<V> / row / 16 * 16, 16, kStrip);
 }
 
 // How keys and values are multiplied: as float32. Another arithmetic offers the
@@ -328,14 +336,14 @@ void FewOf(const AttentionFewTask& task) {
   const int64_t begin = all.begin + strips * task.part / task.parts * strip;
   const int64_t end =
       Least(all.end, all.begin + strips * (task.part + 1) / task.parts * strip);
-  // Passes over a strip, in which the next is asked for.
-  const int64_t passes = task.heads * ((rows + 3) / 4);
+  // Passes over a strip, in which the next is asked for, with some to spare.
+  const int64_t passes = task.heads * (rows / 4 + rows % 4 / 2 + rows % 2);
   const int64_t elements = (task.heads - 1) * p.k.head + features;
   const auto sum = [&](int64_t k0, int64_t count, const auto& now, int64_t next,
                        const auto& then) {
     Ahead values(v, now, count, elements);
     Ahead keys(k, then, next, elements);
-    const int64_t lines = values.lines_of_row() / passes + 1;
+    const int64_t lines = values.lines_of_row() * kLine / passes * 17 / 16;
     for (int64_t i = 0; i < task.heads; ++i) {
       const float* q = task.memory + i * head_floats;
       float* scores = task.memory + i * head_floats + kFewQueries * at.wide;
