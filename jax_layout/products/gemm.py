@@ -329,11 +329,11 @@ def _lax(
         # XLA multiplies these into no other type.
         whole = np.uint8 if jnp.issubdtype(a.dtype, jnp.unsignedinteger) else np.int8
         a, b = a.astype(whole), b.astype(whole)
-    axes = [([*map(x.index, of)], [*map(w.index, of)]) for of in (summed, batch)]
+    sums, batches = [([*map(x.index, i)], [*map(w.index, i)]) for i in (summed, batch)]
     out = lax.dot_general(
         a,
         b,
-        tuple(axes),
+        (sums, batches),
         precision=precision,
         preferred_element_type=summed_in,
         out_sharding=_reorder(out_sharding, [y.index(i) for i in order]),
