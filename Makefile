@@ -48,7 +48,8 @@ test-arm:
 JAX_FILES := lax_test lax_numpy_test lax_numpy_einsum_test lax_autodiff_test lax_vmap_test
 JAX_MORE := lax_numpy_indexing_test nn_test shard_map_test
 jax-tests: $(VENV)/with-test
-	PYTHONPATH=tests $(BIN)/python -m pytest -p upstream -c $(JAX_TESTS)/../pyproject.toml \
+	$(if $(INSTALLED),JAX_LAYOUT_CHOICES=kernels) PYTHONPATH=tests \
+	  $(BIN)/python -m pytest -p upstream -c $(JAX_TESTS)/../pyproject.toml \
 	  --rootdir $(JAX_TESTS)/.. $(if $(INSTALLED),--installed --every) $(PYTEST) \
 	  $(patsubst %,$(JAX_TESTS)/%.py,$(JAX_FILES) $(if $(INSTALLED),$(JAX_MORE)))
 

@@ -57,7 +57,7 @@ def pytest_configure(config):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    if config.getoption("--installed"):
+    if config.getoption("--installed") and not config.getoption("numprocesses", None):
         terminalreporter.write_line(str(config.lowered))
 
 
