@@ -37,6 +37,10 @@ OURS = ("ours",)  # the methods of operators that have one
 _PACKAGED = Path(__file__).parent / "tables"
 # Of so many points around, each by the inverse of its distance to this power.
 _NEIGHBOURS, _POWER = 8, 4
+# Where these disagree, so much of their deviation is taken off. Of 6147 points left out
+# and asked for, half of it has 395 run below 0.97 of XLA where none has 641, and keeps
+# 97% of the gain.
+_DEVIATION = 0.5
 # The best of several methods owes part of its ratio to chance: what is ours is to gain
 # more than two measurements of one point differ by.
 GAIN = 1.03
@@ -80,7 +84,10 @@ class Table:
     quick: bool = False
 
     def ratio(self, work: Work, method: str) -> float | None:
-        """How many times faster than XLA a method is, None if that is not known."""
+        """How many times faster than XLA a method is, None if that is not known.
+
+        Between points it is rather less than more: what one knows is in its favour.
+        """
         points = self._points(work.case, method)
         if points is None:
             return None
@@ -92,7 +99,9 @@ class Table:
         if distance[nearest[0]] == 0:
             return float(math.exp(logs[nearest[0]]))
         weights = distance[nearest] ** -_POWER
-        return float(math.exp(weights @ logs[nearest] / weights.sum()))
+        mean = np.average(logs[nearest], weights=weights)
+        variance = np.average((logs[nearest] - mean) ** 2, weights=weights)
+        return float(math.exp(mean - _DEVIATION * math.sqrt(variance)))
 
     def points(self) -> dict[Work, dict[str, float]]:
         """All of them, by the call."""

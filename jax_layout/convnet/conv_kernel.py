@@ -168,19 +168,20 @@ def _work(
 ) -> Work | None:
     """In the tables of choices: points, channels in and out, taps; None if not asked.
 
-    XLA lays convolutions out in the entry computation alone. What is neither NHWC nor
-    in one group, and gradients of weights, take loops of its own where they stand in
-    a loop, hundreds of times slower, so these are always ours.
+    XLA takes loops of its own for groups, hundreds of times slower, so these are always
+    ours, and so are blocks of channels, which it does not know.
     """
+    if conv.groups > 1 or conv.x_block > 1 or conv.y_block > 1:
+        return None
     last = tuple(range(1, len(conv.stride) + 1))
     nhwc = (0, len(conv.stride) + 1, *last)
-    if result == "w" or conv.groups > 1 or {conv.x_order, conv.y_order} != {nhwc}:
-        return None
+    order = "" if {conv.x_order, conv.y_order} == {nhwc} else " NCHW"
     n, o = (shapes["y"][axis] for axis in conv.y_order[:2])
     points = n * math.prod(conv.y_size)
     sizes = points, shapes["x"][conv.x_order[1]], o, math.prod(conv.w_size)
     strided = " strided" if math.prod(conv.stride) > 1 else ""
-    return Work(f"conv {result} {dtype.name}{strided}", sizes) if all(sizes) else None
+    case = f"conv {result} {dtype.name}{order}{strided}"
+    return Work(case, sizes) if all(sizes) else None
 
 
 def _is_hwio(result: str, conv: Convolution) -> bool:

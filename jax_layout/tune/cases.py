@@ -220,8 +220,8 @@ def _attention(quick: bool) -> Iterator[Case]:
 
 # --- convolutions
 
-# Of x (n, *spatial, c): how many channels out, kernel, stride. What is in groups, or
-# in another order, is ours without being asked.
+# Of x (n, *spatial, c): channels out, kernel, stride. What is in groups is ours
+# without being asked.
 _CONVOLUTIONS: list[tuple[Sizes, int, Sizes, int]] = [
     ((8, 14, 14, 256), 256, (3, 3), 1),
     ((1, 56, 56, 64), 64, (3, 3), 1),
@@ -253,28 +253,38 @@ _CONVOLUTIONS: list[tuple[Sizes, int, Sizes, int]] = [
     ((8, 1024, 64), 64, (3,), 1),
     ((1, 16000, 1), 64, (10,), 5),
     ((1, 16, 32, 32, 16), 32, (3, 3, 3), 1),
+    ((1, 64, 64, 128), 128, (3, 3), 1),
+    ((1, 2048, 256), 256, (9,), 1),
 ]
+# Of the operands and of the result, channels last or not, every which of them.
 _TYPES = [
-    ("float32", None, 1),
-    ("bfloat16", None, 1),
-    ("float16", None, 2),
-    ("int8", "int32", 4),
-]  # noqa: E501
+    ("float32", None, True, 1),
+    ("bfloat16", None, True, 1),
+    ("float16", None, True, 2),
+    ("int8", "int32", True, 4),
+    ("float32", None, False, 1),
+    ("bfloat16", None, False, 2),
+    ("float16", None, False, 4),
+]
 
 
 def _convolutions(quick: bool) -> Iterator[Case]:
-    for dtype, result, every in _TYPES[: 2 if quick else None]:
+    for dtype, result, last, every in _TYPES[: 2 if quick else None]:
         for x, out, kernel, stride in _CONVOLUTIONS[: 3 if quick else None : every]:
             space = "DHW"[-len(kernel) :]
+            x_order = f"N{space}C" if last else f"NC{space}"
+            w_order = f"{space}IO" if last else f"OI{space}"
             f = functools.partial(
                 jl.conv_general_dilated,
                 window_strides=(stride,) * len(kernel),
                 padding="SAME",
-                dimension_numbers=(f"N{space}C", f"{space}IO", f"N{space}C"),
+                dimension_numbers=(x_order, w_order, x_order),
                 preferred_element_type=result,
             )
             w: Sizes = (*kernel, x[-1], out)
-            kind = f"convolution, stride {stride},"
+            if not last:
+                x, w = (x[0], x[-1], *x[1:-1]), (out, x[-1], *kernel)
+            kind = f"convolution {x_order}, stride {stride},"
             yield case_of(kind, f, dtype, x, w)
             if result is None:
                 like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
