@@ -401,15 +401,26 @@ def gemm_kernel(
     methods = _backends.gemm_methods(platform, problem)
     if not methods:
         return None
-    workspace = _CUDA_WORKSPACE if platform == "cuda" else 0
-    return Kernel(
-        problem | {"workspace": workspace > 0},
+    call = Kernel(
+        problem | {"workspace": platform == "cuda"},
         target="jax_layout_gemm",
         aliases={2: 0} if beta != 0 else {},
-        workspace=workspace,
-        work=_work(a.dtype, dtype, plan, activation) if platform == "cpu" else None,
-        methods=methods,
     )
+    work = _work(a.dtype, dtype, plan, activation)
+    if platform == "cpu":
+        return dataclasses.replace(call, work=work, methods=methods)
+    alone = (alpha, beta, activation, bias, aux, sums) == (1, 0, None, *[False] * 3)
+    if alone and a.dtype.itemsize > 1 and _in_place_for_xla(plan):
+        call = dataclasses.replace(call, work=Work(f"cuda {work.case}", work.sizes))
+    return dataclasses.replace(call, workspace=_CUDA_WORKSPACE)
+
+
+def _in_place_for_xla(plan: dict[str, Any]) -> bool:
+    """Whether XLA hands a product to cuBLAS, times its algorithms and fuses what is
+    around it, without writing anything in another order: no batch axis is inside.
+    """
+    m, n, k = (plan[size] for size in "mnk")
+    return all([m * k, k * n, m * n] == strides for _, *strides in plan["loops"])
 
 
 def _work(

@@ -235,6 +235,8 @@ def _lax(
             a, b.astype(a.dtype), *bias, activation=activation, aux=aux, dtype=dtype,
             **params,
         )  # fmt: skip
+    if not bias and activation is None and not aux:
+        return [contract(a, b, dtype=dtype, **params)]
     product = contract(a, b, dtype=accumulator(dtype), **params)
     return _epilogue(product, *bias, activation=activation, aux=aux, dtype=dtype)
 
