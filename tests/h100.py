@@ -5,6 +5,7 @@ Needs the CUDA plugin of jax and our CUDA backend; `.ci/run` has both.
 """
 
 import functools
+import re
 from pathlib import Path
 
 import jax
@@ -15,7 +16,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from hlo import count
+import jax_layout as jl
+from hlo import count, kernels
 from jax_layout import _backends
 
 pytest.importorskip("jax_plugins.xla_cuda13")
@@ -39,10 +41,29 @@ def mesh(devices: int = 1) -> Mesh:
     return Mesh(np.array(topology(f"1x1x{devices}")), ("a",))
 
 
+# On a device XLA times cuBLAS and Triton; without one it would take Triton, whose
+# products look like any fusion. Layouts are the same.
+CUBLAS = {"xla_gpu_enable_triton_gemm": False}
+
+
 def compiled(f, *shapes, dtype=jnp.bfloat16, spec=(), devices=1, donate=()):
     sharding = NamedSharding(mesh(devices), P(*spec))
     avals = [jax.ShapeDtypeStruct(s, dtype, sharding=sharding) for s in shapes]
-    return jax.jit(f, donate_argnums=donate).trace(*avals).lower().compile().as_text()
+    lowered = jax.jit(f, donate_argnums=donate).trace(*avals).lower()
+    return lowered.compile(CUBLAS).as_text()
+
+
+@pytest.fixture
+def by_default():
+    """What users get, who have no JAX_LAYOUT_CHOICES."""
+    jl.use_choices("packaged")
+    yield
+    jl.use_choices(None)
+
+
+def products(hlo):
+    """Calls of ours, and XLA's of cuBLAS."""
+    return kernels(hlo) + len(re.findall(r'custom_call_target="__cublas', hlo))
 
 
 def moved(hlo):

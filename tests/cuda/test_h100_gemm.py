@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_layout as jl
-from h100 import compiled, moved
+from h100 import by_default, compiled, moved, products  # noqa: F401
 from hlo import collectives, count, kernels
 
 BFLOAT16 = {
@@ -31,6 +31,34 @@ def test_an_einsum_is_one_call(spec, dtype):
     assert kernels(hlo) == 1 and moved(hlo) == {}
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("spec", BFLOAT16)
+def test_what_xla_moves_nothing_for_is_its_own(spec, dtype, by_default):  # noqa: F811
+    hlo = compiled(functools.partial(jl.einsum, spec), *BFLOAT16[spec], dtype=dtype)
+    assert kernels(hlo) == (spec in list(BFLOAT16)[:3])
+    assert products(hlo) == 1 and moved(hlo) == {}
+
+
+@pytest.mark.parametrize("m", ["mk", "km"])
+@pytest.mark.parametrize("n", ["kn", "nk"])
+@pytest.mark.parametrize("y", ["mn", "nm"])
+@pytest.mark.parametrize("batch", ["", "b"])
+def test_so_are_products_of_matrices(batch, m, n, y, by_default):  # noqa: F811
+    extents = {"b": 8, "m": 512, "n": 1024, "k": 256}
+    a, b, y = (batch + term for term in (m, n, y))
+    shapes = (tuple(extents[i] for i in term) for term in (a, b))
+    hlo = compiled(functools.partial(jl.einsum, f"{a},{b}->{y}"), *shapes)
+    assert (kernels(hlo), products(hlo), moved(hlo)) == (0, 1, {})
+
+
+def test_what_one_call_of_ours_does_is_ours(by_default):  # noqa: F811
+    shapes = (1024, 1024), (1024, 512), (512, 1024)
+    assert kernels(compiled(jl.addmm, *shapes)) == 1
+    assert kernels(compiled(jl.linear, *LAYER)) == 1
+    f = functools.partial(jl.einsum, "mk,nk->mn", preferred_element_type=jnp.int32)
+    assert kernels(compiled(f, (64, 64), (32, 64), dtype="int8")) == 1
+
+
 @pytest.mark.parametrize("spec", list(BFLOAT16)[:3])
 def test_what_the_count_above_sees_in_plain_jax(spec):
     hlo = compiled(functools.partial(jnp.einsum, spec), *BFLOAT16[spec])
@@ -46,20 +74,21 @@ def attention(einsum, x, wq, wk, wv, wo):
 ATTENTION = ((4, 512, 1024), *[(1024, 16, 64)] * 3, (16, 64, 1024))
 
 
-def test_attention_moves_nothing():
+def test_attention_moves_nothing(by_default):  # noqa: F811
     """QKV and output projections, scores and their use: six calls and a softmax."""
     hlo = compiled(functools.partial(attention, jl.einsum), *ATTENTION)
-    assert kernels(hlo) == 6
+    assert (kernels(hlo), products(hlo)) == (2, 6)
     assert count("transpose", hlo) == count("copy", hlo) == 0
 
 
-def test_attention_gradients_move_nothing():
+def test_attention_gradients_move_nothing(by_default):  # noqa: F811
     def gradient(*args):
         loss = lambda *args: attention(jl.einsum, *args).astype(jnp.float32).sum()  # noqa: E731
         return jax.grad(loss, range(5))(*args)
 
     hlo = compiled(gradient, *ATTENTION)
-    assert kernels(hlo) == 17  # six forward but for the last, twelve backward
+    assert products(hlo) == 17  # six forward but for the last, twelve backward
+    assert kernels(hlo) == 6  # of scores and their use
     assert count("transpose", hlo) == count("copy", hlo) == 0
 
 
@@ -72,25 +101,27 @@ def test_linear_with_its_epilogue_is_one_call(activation):
     assert kernels(hlo) == 1 and moved(hlo) == {}
 
 
+def step(f, x, w, b, ct):
+    y, vjp = jax.vjp(f, x, w, b)
+    return y, vjp(ct)
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_linear_forward_and_backward_is_three_calls(activation):
+@pytest.mark.parametrize("rows", [256, 4096])
+def test_linear_forward_and_backward_is_three_calls(rows, activation, by_default):  # noqa: F811
+    """The bias's gradient is of one of them where that costs less than its launch."""
     f = functools.partial(jl.linear, activation=activation)
+    width = 512 if rows == 256 else 4096
+    shapes = (rows, 1024), (width, 1024), (width,), (rows, width)
+    hlo = compiled(functools.partial(step, f), *shapes)
+    assert products(hlo) == 3 and kernels(hlo) == (2 if rows == 256 else 1)
+    assert count("transpose", hlo) == count("copy", hlo) == 0
 
-    def step(x, w, b, ct):
-        y, vjp = jax.vjp(f, x, w, b)
-        return y, vjp(ct)
+    def plain(x, w, b):
+        return getattr(jax.nn, activation)(x @ w.T + b)
 
-    hlo = compiled(step, *LAYER, (4096, 4096))
-    assert kernels(hlo) == 3
-    assert count("reduce", hlo) == count("transpose", hlo) == count("copy", hlo) == 0
-    plain = compiled(
-        lambda x, w, b, ct: jax.vjp(
-            lambda x, w, b: getattr(jax.nn, activation)(x @ w.T + b), x, w, b
-        )[1](ct),
-        *LAYER,
-        (4096, 4096),
-    )
-    assert count("reduce", plain) > 0
+    sums = count("reduce", compiled(functools.partial(step, plain), *shapes))
+    assert count("reduce", hlo) == (0 if rows == 256 else sums) < sums + (rows == 4096)
 
 
 def test_a_donated_addend_is_accumulated_into():
