@@ -410,17 +410,25 @@ def gemm_kernel(
     if platform == "cpu":
         return dataclasses.replace(call, work=work, methods=methods)
     alone = (alpha, beta, activation, bias, aux, sums) == (1, 0, None, *[False] * 3)
-    if alone and a.dtype.itemsize > 1 and _in_place_for_xla(plan):
+    if alone and a.dtype.itemsize > 1 and _is_of_matrices(spec, plan):
         call = dataclasses.replace(call, work=Work(f"cuda {work.case}", work.sizes))
     return dataclasses.replace(call, workspace=_CUDA_WORKSPACE)
 
 
-def _in_place_for_xla(plan: dict[str, Any]) -> bool:
-    """Whether XLA hands a product to cuBLAS, times its algorithms and fuses what is
-    around it, without writing anything in another order: no batch axis is inside.
+def _is_of_matrices(spec: str, plan: dict[str, Any]) -> bool:
+    """Whether XLA hands a product to cuBLAS with nothing moved before or after it, times
+    cuBLAS's algorithms and its own, and fuses what is around.
+
+    No batch axis is inside, and no more than one of m, n and k is of several axes: the
+    leading ones. Heads beside those are read by products with interior axes, of whole
+    arrays, but XLA makes one product of those of queries, keys and values, and writes
+    their weights side by side before it and slices of its result after it.
     """
     m, n, k = (plan[size] for size in "mnk")
-    return all([m * k, k * n, m * n] == strides for _, *strides in plan["loops"])
+    if any([m * k, k * n, m * n] != strides for _, *strides in plan["loops"]):
+        return False
+    x, w, y = map(set, terms(spec))
+    return sum(len(axes) > 1 for axes in (x & y - w, w & y - x, x & w - y)) <= 1
 
 
 def _work(
