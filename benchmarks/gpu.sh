@@ -155,6 +155,8 @@ kernels() {
 }
 
 products() {
+  # Also those that are XLA's by default: whether they should be.
+  export JAX_LAYOUT_CHOICES=kernels
   bench 200 gemm gemm --device "$platform" --seconds 0.5
   bench 80 linear linear --device "$platform" --seconds 0.5
   bench 80 attention attention --device "$platform" --seconds 0.5

@@ -416,8 +416,8 @@ def gemm_kernel(
 
 
 def _is_of_matrices(spec: str, plan: dict[str, Any]) -> bool:
-    """Whether XLA hands a product to cuBLAS with nothing moved before or after it, times
-    cuBLAS's algorithms and its own, and fuses what is around.
+    """Whether XLA hands a product to cuBLAS and moves nothing before or after it; it
+    times cuBLAS's algorithms and its own, and fuses what is around.
 
     No batch axis is inside, and no more than one of m, n and k is of several axes: the
     leading ones. Heads beside those are read by products with interior axes, of whole
