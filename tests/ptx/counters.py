@@ -1,12 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a launch asks of memory and of the schedulers, for the model of time."""
 
+import functools
 import re
 from dataclasses import dataclass, field
 
 import numpy as np
 
 DEPENDENT, SHARED_LOAD = 4, 30  # cycles until a result can be used
+SHORT = 8  # instructions that a branch skips, and the assembler predicates
+
+
+def loads(i):
+    return i.opcode[0] == "ld" and "global" in i.opcode
+
+
+@functools.cache
+def jumps(kernel):
+    """Where branches are of which the assembler makes predicates, short ones over
+    instructions that wait for nothing; and where the others lead."""
+    predicated, starts = set(), set()
+    for at, i in enumerate(kernel.code):
+        if i.opcode[0] == "bra":
+            to = kernel.labels[i.operands[0]]
+            over = kernel.code[at + 1 : to]
+            waits = any(o.controls or loads(o) for o in over)
+            if i.guard and 0 < len(over) <= SHORT and not waits:
+                predicated.add(at)
+            else:
+                starts.add(to)
+    return predicated, starts
+
+
+@functools.cache
+def registers(kernel, at):
+    """Those that an instruction has, and how many of the first are its results."""
+    i = kernel.code[at]
+    first = re.findall(r"[%\w]+", "".join(i.operands[:1]))
+    return first + re.findall(r"[%\w]+", " ".join(i.operands[1:])), len(first)
 
 
 @dataclass
@@ -47,6 +78,7 @@ class Watch:
 
     def __init__(self, machine, counters):
         self.machine, self.counters = machine, counters
+        self.predicated, self.starts = jumps(machine.kernel)
         self.first = counters.blocks == 0  # of all batches
         counters.blocks += machine.blocks
         counters.warps += machine.warps
@@ -71,31 +103,33 @@ class Watch:
         c.instructions += self.issuing
         if not self.follows:
             return
-        stores = i.opcode[0] == "st"
-        used = i.names if stores else i.names[len(i.results) :]
+        stores, fetches = i.opcode[0] == "st", loads(i)
+        names, count = registers(m.kernel, at)
+        results = names[:count]
+        used = names if stores else names[count:]
         needs = not self.expected.isdisjoint(used)
-        leaves = i.controls and at not in m.kernel.predicated
-        if leaves or at in m.kernel.starts:
+        leaves = i.controls and at not in self.predicated
+        if leaves or at in self.starts:
             c.cycles += max(self.issued, max(self.ready.values(), default=0))
             self.issued, self.ready = 0, {}
         self.issued += 1
-        start = max((self.ready.get(name, 0) for name in i.names), default=0)
+        start = max((self.ready.get(name, 0) for name in names), default=0)
         until = start + (SHARED_LOAD if "shared" in i.opcode else DEPENDENT)
-        self.ready |= dict.fromkeys(i.results, until)
+        self.ready |= dict.fromkeys(results, until)
         if needs and self.waited is None:
             self.waited = c.cycles - self.loaded
-        ends = i.loads and needs or leaves or at in m.kernel.starts
+        ends = fetches and needs or leaves or at in self.starts
         if self.waited is not None and ends:
             c.waits.append(self.waited)
             self.pending, self.expected, self.waited = 0, set(), None
-        if i.loads:
+        if fetches:
             lanes = np.count_nonzero(np.arange(m.count)[m.active()] < 32)
-            bits = int(re.search(r"\d+", i.opcode[-1])[0]) * len(i.results)
+            bits = int(re.search(r"\d+", i.opcode[-1])[0]) * len(results)
             self.pending += bits // 8 * min(lanes, m.threads)
             self.loaded = c.cycles
             c.bytes_in_flight = max(c.bytes_in_flight, self.pending)
-        if i.loads or needs and not stores:
-            self.expected.update(i.results)
+        if fetches or needs and not stores:
+            self.expected.update(results)
 
     def by_request(self, values, absent):
         """(warps, 32), with `absent` for lanes that do not take part."""

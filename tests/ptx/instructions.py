@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from ptx.memory import LOCAL, SHARED, SLOT, Defect
+from ptx.memory import LOCAL, SHARED, SLOT
 
 TYPES = {
     f"{kind}{bits}": np.dtype(f"{letter}{bits // 8}")
@@ -109,8 +109,6 @@ def high(a, b):
     if a.dtype.itemsize < 8:
         product = wide(a, b)
         return (product >> product.dtype.type(8 * a.dtype.itemsize)).astype(a.dtype)
-    if a.dtype.kind == "i":
-        raise Defect("mul.hi.s64 is not known")
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     a0, a1, b0, b1 = a & low, a >> half, b & low, b >> half
     middle = a1 * b0 + (a0 * b0 >> half)
@@ -156,13 +154,8 @@ def lop3(a, b, c, table):
 
 def bfe(a, position, length):
     position, length = position & 255, length & 255
-    kind = unsigned(a.dtype)
-    mask = left(np.ones(1, kind), length) - kind.type(1)
-    field = right(a, position).view(kind) & mask
-    if a.dtype.kind == "u":
-        return field
-    negative = right(field, np.maximum(length, 1) - 1) & kind.type(1)
-    return np.where(negative.astype(bool), field | ~mask, field).view(a.dtype)
+    mask = left(np.ones(1, a.dtype), length) - a.dtype.type(1)
+    return right(a, position) & mask
 
 
 def bfi(a, b, position, length):
@@ -177,27 +170,20 @@ def funnel(side, mode, low, top, by):
     return (both << by >> np.uint64(32) if side == "l" else both >> by).astype("u4")
 
 
-def fused(a, b, c):
-    if a.dtype.itemsize != 4:
-        raise Defect("fma of this type is not known")
-    # Exact products of floats in doubles; the sum rounds twice in rare cases.
-    return (a.astype("f8") * b.astype("f8") + c.astype("f8")).astype("f4")
-
-
 SIMPLE = {
     "add": operator.add, "sub": operator.sub, "and": operator.and_, "or": operator.or_,
     "xor": operator.xor, "min": np.minimum, "max": np.maximum, "neg": operator.neg,
-    "abs": np.abs, "not": operator.invert, "fma": fused, "shl": left, "shr": right,
-    "mov": np.array, "prmt": prmt, "lop3": lop3, "bfe": bfe, "bfi": bfi,
-    "popc": lambda a: np.bitwise_count(a).astype(np.uint32),
+    "not": operator.invert, "shl": left, "shr": right, "prmt": prmt, "lop3": lop3,
+    "bfe": bfe, "bfi": bfi,
 }  # fmt: skip
 COMPARE = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
     "gt": operator.gt, "ge": operator.ge, "lo": operator.lt, "ls": operator.le,
-    "hi": operator.gt, "hs": operator.ge, "neu": operator.ne,
+    "hi": operator.gt, "hs": operator.ge,
     "nan": lambda a, b: np.isnan(a) | np.isnan(b),
-    "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
 }  # fmt: skip
+# Signed operands, which no kernel has here, would be taken for unsigned ones.
+LACKING = {"bfe.s32", "bfe.s64", "mul.hi.s64", "mad.hi.s64"}
 JOIN = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 
 
@@ -216,7 +202,8 @@ def _build(kernel, i):
         return lambda m: None  # the machine's, or none
     if name in MORE:
         return MORE[name](kernel, i, rest, kind)
-    if not {"rn", "lo", "hi", "wide", "l", "r", "wrap", "clamp"}.issuperset(rest[:-1]):
+    known = {"rn", "lo", "hi", "wide", "l", "r", "wrap", "clamp"}
+    if not known.issuperset(rest[:-1]) or ".".join(i.opcode) in LACKING:
         raise ValueError(rest)
     if name in ("mul", "mad"):
         how = "lo" if kind.kind == "f" else rest[0]
@@ -270,38 +257,20 @@ def select(kernel, i, _, kind):
 
 
 def set_predicate(kernel, i, rest, kind):
-    name, join = rest[0], JOIN.get(rest[1])
-    ordered = name if kind.kind != "f" or name in COMPARE else name[:-1]
-    compare = COMPARE[ordered]
-    unordered = kind.kind == "f" and name.endswith("u") and len(name) == 3
+    compare, join = COMPARE[rest[0]], JOIN.get(rest[1])
 
     def f(a, b, *other):
         p = compare(a, b)
-        if unordered:
-            p = p | np.isnan(a) | np.isnan(b)
         return [join(q, *other) if join else q for q in (p, ~p)]
 
     return elementwise(kernel, i, f, kind, kind, *["pred"] * bool(join))
 
 
-ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
-
-
-def convert(kernel, i, rest, _):
-    to, source = TYPES[rest[-2]], TYPES[rest[-1]]
-    rounding = next((ROUND[r] for r in rest if r in ROUND), None)
-    if "sat" in rest or "ftz" in rest:
+def convert(kernel, i, rest, source):
+    to = TYPES[rest[0]]
+    if len(rest) > 2 or "f" in source.kind + to.kind:
         raise ValueError("cvt")
-
-    def f(a):
-        if source.kind != "f" or to.kind == "f":
-            return a.astype(to)
-        limits = np.iinfo(to)
-        a = np.nan_to_num(rounding(a.astype("f8")), nan=0)
-        inside = np.clip(a, limits.min, limits.max).astype(to)
-        return np.where(a >= float(limits.max), limits.max, inside).astype(to)
-
-    return elementwise(kernel, i, f, source)
+    return elementwise(kernel, i, lambda a: a.astype(to), source)
 
 
 # -- memory --------------------------------------------------------------------
@@ -366,8 +335,6 @@ def asynchronous(kernel, i, rest, _):
         return lambda m: m.memory.commit()
     if rest[:2] == ["async", "wait_group"]:
         return lambda m: m.memory.wait(int(i.operands[0]))
-    if rest[:2] == ["async", "wait_all"]:
-        return lambda m: (m.memory.commit(), m.memory.wait(0))
     to, source, width, *copied = i.operands
     if rest[0] != "async" or "bulk" in rest or copied not in ([], [width]):
         raise ValueError("cp")
@@ -381,6 +348,8 @@ def shuffle(kernel, i, rest, _):
     result, _, valid = i.operands[0].partition("|")
     write, say = writer(kernel, result), writer(kernel, valid or "_")
     value, by, clamp, mask = (reader(kernel, text, "u32") for text in i.operands[1:])
+    if rest[1] not in ("idx", "bfly"):
+        raise ValueError(rest)
 
     def step(m):
         held, active = np.zeros(m.warps * 32, np.uint32), np.zeros(m.warps * 32, bool)
@@ -388,16 +357,14 @@ def shuffle(kernel, i, rest, _):
         active[place], held[place] = True, m.spread(value(m))
         lane = m.lanes(m.lane).astype(np.int64)
         b, c, members = (m.spread(r(m)).astype(np.int64) for r in (by, clamp, mask))
+        b &= 31
         rows = active.reshape(-1, 32) @ (1 << np.arange(32, dtype=np.int64))
         absent = (members & ~rows[place // 32]) != 0
         m.require(~absent, "a shuffle that not all lanes of its mask reach")
         segment = c >> 8 & 31
         low, top = lane & segment, (lane & segment) | (c & 31 & ~segment)
-        source = {
-            "idx": low | (b & 31 & ~segment), "up": lane - (b & 31),
-            "down": lane + (b & 31), "bfly": lane ^ (b & 31),
-        }[rest[1]]  # fmt: skip
-        inside = source >= low if rest[1] == "up" else source <= top
+        source = low | (b & ~segment) if rest[1] == "idx" else lane ^ b
+        inside = source <= top
         source = place - lane + np.where(inside, source, lane)
         m.require(active[source], "a shuffle from a lane that is not there")
         write(m, held[source])

@@ -19,7 +19,6 @@ from ptx.memory import Buffer, Defect, Memory
 LANES = 1 << 14  # of a batch
 END, WAITING = (1 << 30) + 1, 1 << 30  # program counters
 CONTROL = ("bra", "ret", "exit", "bar", "barrier")
-SHORT = 8  # instructions that a branch skips, and the assembler predicates
 NEVER = 0xA5A5A5A5A5A5A5A5  # in registers that nothing wrote
 
 
@@ -33,9 +32,6 @@ class Instruction:
     operands: list[str]
 
     def __post_init__(self):
-        self.names = re.findall(r"[%\w]+", " ".join(self.operands))
-        self.results = re.findall(r"[%\w]+", "".join(self.operands[:1]))
-        self.loads = self.opcode[0] == "ld" and "global" in self.opcode
         self.controls = self.opcode[0] in CONTROL
 
 
@@ -48,12 +44,6 @@ class Kernel:
         self.code: list[Instruction] = []
         self.labels: dict[str, int] = {}
         self._parse(body, first_line)
-        self.predicated = {at for at in range(len(self.code)) if self._skips(at)}
-        self.starts = {
-            self.labels[i.operands[0]]
-            for at, i in enumerate(self.code)
-            if i.opcode[0] == "bra" and at not in self.predicated
-        }
 
     def _parse(self, body, line):
         body = re.sub(r"//.*|^\s*\.(loc|file|pragma)\b.*", "", body, flags=re.MULTILINE)
@@ -81,16 +71,6 @@ class Kernel:
             operands = re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,{}\[\]\s])+", rest)
             one = Instruction(line, text, negated, guard, opcode.split("."), operands)
             self.code.append(one)
-
-    def _skips(self, at):
-        """Whether the assembler makes predicates of a branch: a short one, over
-        instructions that wait for nothing."""
-        i = self.code[at]
-        if i.opcode[0] != "bra" or not i.guard:
-            return False
-        over = self.code[at + 1 : self.labels[i.operands[0]]]
-        waits = [o for o in over if o.controls or o.loads]
-        return 0 < len(over) <= SHORT and not waits
 
     def type_of(self, register):
         """None if it is none."""
@@ -132,10 +112,8 @@ class Module:
         variable = re.compile(
             r"^(?:\.\w+ )*\.(?:shared|const|global) [^;]*;", re.MULTILINE
         )
-        symbols = filter(
-            None, (declaration(found[0]) for found in variable.finditer(text))
-        )
-        symbols = dict(symbols)
+        found = (declaration(each[0]) for each in variable.finditer(text))
+        symbols = dict(filter(None, found))
         entry = re.compile(
             r"^(?:\.\w+ )*\.entry ([\w$]+)\(([^)]*)\)[^{]*\{\n(.*?)^\}", re.M | re.S
         )

@@ -95,9 +95,9 @@ def units(at, width, granule):
 
 
 def access_bytes(i):
-    """Of an instruction that accesses memory."""
-    if i.opcode[0] == "cp":
-        return 4
+    """Of an instruction that accesses memory; 16 of others that name one."""
+    if i.opcode[0] not in ("ld", "st", "atom", "red"):
+        return 4 if i.opcode[0] == "cp" else 16
     count = next((int(p[1]) for p in i.opcode if p in ("v2", "v4", "v8")), 1)
     return int(re.sub(r"\D", "", i.opcode[-1])) // 8 * count
 
@@ -120,22 +120,15 @@ class Memory:
         self.rows = {s: (size + 15) // 16 * 16 for s, size in self.sizes.items()}
         counts = {"shared": machine.blocks, "local": machine.count}
         self.storage = {s: np.zeros(n * self.rows[s], "u1") for s, n in counts.items()}
-        raw = {PARAMETERS: blob, CONSTANTS: bytes(sizes["const"])}
-        fixed = [
-            Buffer(np.frombuffer(b or b"\0", "u1"), slot, writable=False)
-            for slot, b in raw.items()
-        ]
-        self.buffers = {b.slot: b for b in (*buffers, *fixed)}
+        self.buffers = {b.slot: b for b in buffers}
+        for slot, raw in (PARAMETERS, blob), (CONSTANTS, bytes(sizes["const"])):
+            held = np.frombuffer(raw or b"\0", "u1")
+            self.buffers[slot] = Buffer(held, slot, writable=False)
         # What races are told apart by: the narrowest access of the kernel.
-        accesses = [
-            i for i in kernel.code if i.opcode[0] in "ld st atom red cp".split()
-        ]
-        self.granule = {
-            space: min(
-                (access_bytes(i) for i in accesses if space in i.opcode), default=16
-            )
-            for space in ("shared", "global")
-        }
+        self.granule = {"shared": 16, "global": 16}
+        for i in kernel.code:
+            for space in self.granule.keys() & i.opcode:
+                self.granule[space] = min(self.granule[space], access_bytes(i))
         places = machine.blocks * self.rows["shared"] // self.granule["shared"]
         self.written = np.zeros(places, bool)
         self.writer = np.full(places, NOBODY, np.int16)
@@ -166,10 +159,8 @@ class Memory:
             number = m.block if space == "shared" else np.arange(m.count)
             return space, m.lanes(number) * self.rows[space] + address
         buffer = self.buffers.get(slot)
-        if buffer is None:
-            m.fail(
-                "an access out of bounds: no array is there", address >> SLOT == slot
-            )
+        known = np.full(address.shape, buffer is not None)
+        m.require(known, "an access out of bounds: no array is there")
         at = address - (slot << SLOT)
         first, end = buffer.offset, buffer.offset + buffer.size
         outside = (at < first) | (at + width > end)
@@ -181,15 +172,12 @@ class Memory:
     # Accesses; values are (lanes, count).
 
     def parameter(self, address, kind, count):
-        at, buffer = (
-            address.view(np.int64) & ((1 << SLOT) - 1),
-            self.buffers[PARAMETERS],
-        )
-        inside = at + kind.itemsize * count <= buffer.size
+        """They may be less aligned than vectors of the storage."""
+        buffer, width = self.buffers[PARAMETERS], kind.itemsize * count
+        at = (address.view(np.int64) & ((1 << SLOT) - 1))[:, None] + np.arange(width)
+        inside = at[:, -1] < buffer.size
         self.machine.require(inside, "an access out of the kernel's parameters")
-        # They may be less aligned than vectors of the storage.
-        raw = buffer.storage[at[:, None] + np.arange(kind.itemsize * count)]
-        return raw.view(kind)
+        return buffer.storage[at].view(kind)
 
     def load(self, space, address, kind, count, read_only=False):
         if space == "param":
@@ -198,7 +186,7 @@ class Memory:
         what, at = self.place(space, address, width)
         if what in self.storage:
             if what == "shared":
-                self.shared_load(at, width)
+                self.shared_access(at, width, stores=False)
             return items(self.storage[what], kind, count)[at // width]
         others, stored = self.others(what, at, width, self.numbers(), False)
         m.require(~others, "a race: another thread stored this")
@@ -212,7 +200,7 @@ class Memory:
         what, at = self.place(space, address, width)
         if what in self.storage:
             if what == "shared":
-                self.shared_store(at, width)
+                self.shared_access(at, width, stores=True)
             to = items(self.storage[what], values.dtype, values.shape[1])
             to[at // width] = values
             return
@@ -258,35 +246,28 @@ class Memory:
 
     # Shared memory: who wrote and who read since the last barrier.
 
-    def banks(self, at, width):
-        if self.machine.watch:
-            self.machine.watch.shared(at % self.rows["shared"], width)
-
-    def shared_load(self, at, width):
+    def shared_access(self, at, width, stores, arriving=False):
         m, where = self.machine, units(at, width, self.granule["shared"])
         thread = m.lanes(m.thread).astype(np.int16)[:, None]
-        written = self.written[where].all(1)
-        m.require(written, "a read of shared memory that nothing wrote")
-        by = self.writer[where]
-        alone = (by == NOBODY) | (by == thread)
-        m.require(alone.all(1), "a race: no barrier since another thread stored this")
-        before = self.reader[where]
-        alone = (before == NOBODY) | (before == thread)
-        now = np.where(alone, thread, np.int16(SEVERAL))
-        self.reader[where] = now
-        self.reader[where[self.reader[where] != now]] = SEVERAL
-        self.banks(at, width)
+        if m.watch:
+            m.watch.shared(at % self.rows["shared"], width)
 
-    def shared_store(self, at, width, arriving=False):
-        m, where = self.machine, units(at, width, self.granule["shared"])
-        thread = m.lanes(m.thread).astype(np.int16)[:, None]
-        users = [shadow[where] for shadow in (self.writer, self.reader)]
-        alone = np.all([(u == NOBODY) | (u == thread) for u in users], axis=0)
-        self.writer[where] = thread
-        alone &= self.writer[where] == thread
-        m.require(alone.all(1), "a race: no barrier since another thread used this")
-        self.written[where] = not arriving
-        self.banks(at, width)
+        def others(users):
+            return (users != NOBODY) & (users != thread)
+
+        raced, before = others(self.writer[where]), others(self.reader[where])
+        if stores:
+            self.writer[where] = thread
+            raced |= before | (self.writer[where] != thread)  # of this instruction
+            self.written[where] = not arriving
+        else:
+            written = self.written[where].all(1)
+            m.require(written, "a read of shared memory that nothing wrote")
+            now = np.where(before, np.int16(SEVERAL), thread)
+            self.reader[where] = now
+            self.reader[where[self.reader[where] != now]] = SEVERAL
+        did = "used" if stores else "stored"
+        m.require(~raced.any(1), f"a race: no barrier since another thread {did} this")
 
     # cp.async: what was copied is there after a wait, for the thread that copied.
 
@@ -294,7 +275,7 @@ class Memory:
         m, width = self.machine, kind.itemsize * count
         values = self.load("global", address, kind, count)
         _, at = self.place("shared", to, width)
-        self.shared_store(at, width, arriving=True)
+        self.shared_access(at, width, stores=True, arriving=True)
         threads = m.lanes(np.arange(m.count))
         self.arriving.append((threads, self.groups[threads], at, values))
 
