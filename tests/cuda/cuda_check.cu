@@ -92,67 +92,6 @@ int64_t Source(const Case& c, int64_t item) {
   return from;
 }
 
-// Checks at most this many items, evenly spread, of huge results.
-constexpr int64_t kSamples = 1 << 20;
-
-std::string Check(const Case& c, int64_t itemsize, int64_t x_offset,
-                  int64_t y_offset) {
-  PermutePlan plan;
-  const Status status = MakePermutePlan(c.shape, c.axes, itemsize, &plan);
-  if (!status.ok()) return status.message;
-  const int64_t size = plan.size;
-  const int64_t bytes = size + 2 * kGuard;
-  std::vector<unsigned char> x(static_cast<size_t>(size)),
-      y(static_cast<size_t>(bytes));
-  uint32_t random = 1;
-  for (unsigned char& b : x) {
-    random = random * 1664525u + 1013904223u;
-    b = static_cast<unsigned char>(random >> 24);
-  }
-
-  char *device_x = nullptr, *device_y = nullptr;
-  cudaStream_t stream = nullptr;
-  // Exact sizes, so that memcheck sees one byte too many.
-  cudaError_t error = cudaStreamCreate(&stream);
-  if (!error) error = cudaMalloc(&device_x, size + x_offset);
-  if (!error) error = cudaMalloc(&device_y, bytes + y_offset);
-  if (!error) {
-    error =
-        cudaMemcpy(device_x + x_offset, x.data(), size, cudaMemcpyHostToDevice);
-  }
-  if (!error) error = cudaMemset(device_y, kPoison, bytes + y_offset);
-  if (!error) error = cudaDeviceSynchronize();
-  std::string wrong;
-  if (!error) {
-    wrong = Permute(ChoosePermuteKernel(plan), device_x + x_offset,
-                    device_y + y_offset + kGuard, stream)
-                .message;
-    error = cudaStreamSynchronize(stream);
-  }
-  if (!error) {
-    error = cudaMemcpy(y.data(), device_y + y_offset, bytes,
-                       cudaMemcpyDeviceToHost);
-  }
-  cudaFree(device_x);
-  cudaFree(device_y);
-  if (stream != nullptr) cudaStreamDestroy(stream);
-  if (error) return cudaGetErrorString(error);
-  if (!wrong.empty()) return wrong;
-
-  for (int64_t b = 0; b < kGuard; ++b) {
-    if (y[b] != kPoison || y[bytes - 1 - b] != kPoison) return "guard written";
-  }
-  const int64_t items = size / itemsize;
-  const int64_t step = std::max<int64_t>(1, items / kSamples);
-  for (int64_t item = 0; item < items; item += step) {
-    if (std::memcmp(&y[kGuard + item * itemsize],
-                    &x[Source(c, item) * itemsize], itemsize) != 0) {
-      return "wrong item at " + std::to_string(item);
-    }
-  }
-  return "";
-}
-
 // Bytes on the device that are given back.
 class Device {
  public:
@@ -181,6 +120,56 @@ class Device {
   void* data_ = nullptr;
   bool ok_;
 };
+
+std::string Synchronized(const Status& status) {
+  if (!status.ok()) return status.message;
+  const cudaError_t error = cudaDeviceSynchronize();
+  return error ? cudaGetErrorString(error) : "";
+}
+
+// Checks at most this many items, evenly spread, of huge results.
+constexpr int64_t kSamples = 1 << 20;
+
+std::string Check(const Case& c, int64_t itemsize, int64_t x_offset,
+                  int64_t y_offset) {
+  PermutePlan plan;
+  const Status status = MakePermutePlan(c.shape, c.axes, itemsize, &plan);
+  if (!status.ok()) return status.message;
+  const int64_t size = plan.size;
+  std::vector<unsigned char> x(static_cast<size_t>(x_offset + size));
+  uint32_t random = 1;
+  for (unsigned char& b : x) {
+    random = random * 1664525u + 1013904223u;
+    b = static_cast<unsigned char>(random >> 24);
+  }
+  std::vector<unsigned char> y(
+      static_cast<size_t>(y_offset + size + 2 * kGuard), kPoison);
+  // Exact sizes, so that memcheck sees one byte too many.
+  const Device device_x(x), device_y(y);
+  if (!device_x.ok() || !device_y.ok()) return "no memory";
+  const int64_t first = y_offset + kGuard;  // of y's own bytes
+  const std::string wrong = Synchronized(
+      Permute(ChoosePermuteKernel(plan), device_x.data() + x_offset,
+              device_y.data() + first, nullptr));
+  if (!wrong.empty()) return wrong;
+  y = device_y.Read();
+  if (y.empty()) return "cannot read the device";
+
+  const auto is_poison = [](unsigned char b) { return b == kPoison; };
+  if (!std::all_of(y.begin(), y.begin() + first, is_poison) ||
+      !std::all_of(y.end() - kGuard, y.end(), is_poison)) {
+    return "guard written";
+  }
+  const int64_t items = size / itemsize;
+  const int64_t step = std::max<int64_t>(1, items / kSamples);
+  for (int64_t item = 0; item < items; item += step) {
+    if (std::memcmp(&y[first + item * itemsize],
+                    &x[x_offset + Source(c, item) * itemsize], itemsize) != 0) {
+      return "wrong item at " + std::to_string(item);
+    }
+  }
+  return "";
+}
 
 struct IndexCase {
   int64_t batch, outer, extent, count, inner, itemsize;
@@ -246,12 +235,6 @@ std::vector<unsigned char> Stored(const std::vector<int64_t>& values,
     }
   }
   return bytes;
-}
-
-std::string Synchronized(const Status& status) {
-  if (!status.ok()) return status.message;
-  const cudaError_t error = cudaDeviceSynchronize();
-  return error ? cudaGetErrorString(error) : "";
 }
 
 std::string CheckSelect(const IndexCase& c) {
