@@ -27,3 +27,13 @@ def mesh(request):
     )
     with jax.set_mesh(mesh):
         yield mesh
+
+
+@pytest.fixture
+def by_default():
+    """Choices that users get, who have no JAX_LAYOUT_CHOICES."""
+    import jax_layout as jl
+
+    jl.use_choices("packaged")
+    yield
+    jl.use_choices(None)

@@ -16,7 +16,6 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import jax_layout as jl
 from hlo import count, kernels
 from jax_layout import _backends
 
@@ -51,14 +50,6 @@ def compiled(f, *shapes, dtype=jnp.bfloat16, spec=(), devices=1, donate=()):
     avals = [jax.ShapeDtypeStruct(s, dtype, sharding=sharding) for s in shapes]
     lowered = jax.jit(f, donate_argnums=donate).trace(*avals).lower()
     return lowered.compile(CUBLAS).as_text()
-
-
-@pytest.fixture
-def by_default():
-    """What users get, who have no JAX_LAYOUT_CHOICES."""
-    jl.use_choices("packaged")
-    yield
-    jl.use_choices(None)
 
 
 def products(hlo):

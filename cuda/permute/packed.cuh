@@ -21,6 +21,12 @@ __host__ __device__ constexpr int PackedShare(int element) {
   return element == 1 ? 32 : 64;
 }
 
+// Bytes of an access, where runs that begin anywhere are said to have less than
+// a word.
+__host__ __device__ constexpr int PackedAccess(int vector) {
+  return vector < 4 ? 16 : vector;
+}
+
 // Blocks on a multiprocessor, by its registers: one wave of them finds its
 // places once for many tiles.
 template <int kElement>
@@ -88,7 +94,7 @@ struct Places {
   // Place k is of element k % side of the thread's unit k / side. A run's last
   // vector may end after it.
   __device__ void Find(const PackedParams& p) {
-    const uint32_t side = (p.y_vector < 4 ? 16 : p.y_vector) / kElement;
+    const uint32_t side = PackedAccess(p.y_vector) / kElement;
     const uint32_t last = p.y_runs * p.y_run.divisor - 1;
 #pragma unroll
     for (int first = 0; first < kCount; first += kTogether) {
@@ -109,9 +115,8 @@ struct Places {
         const PackedParams::Order order = p.order[d];
 #pragma unroll
         for (int t = 0; t < kTogether; ++t) {
-          const uint32_t rest = order.extent.Quotient(index[t]);
-          position[t] +=
-              (index[t] - rest * order.extent.divisor) * order.stride;
+          const uint32_t rest = order.Quotient(index[t]);
+          position[t] += (index[t] - rest * order.extent) * order.stride;
           index[t] = rest;
         }
       }
@@ -400,7 +405,8 @@ class PackedPlanner {
     p.size = size_;
     for (int k = 0; k < rank_; ++k) {
       if (box_[k] == 1) continue;
-      p.order[p.rank++] = {FastDivider<uint32_t>(box_[k]),
+      const auto extent = static_cast<uint32_t>(box_[k]);
+      p.order[p.rank++] = {extent, UINT32_MAX / extent + 1,
                            static_cast<uint32_t>(position[k])};
     }
     if (p.rank > 0) p.last_stride = p.order[p.rank - 1].stride;
@@ -571,8 +577,8 @@ class PackedPlanner {
       *runs *= static_cast<uint32_t>(box_[d]);
     }
     const int vector = Vector(x);
-    *accesses = FastDivider<uint32_t>(static_cast<uint32_t>(
-        Pitch(x) * element_ / (vector < 4 ? 16 : vector)));
+    *accesses = FastDivider<uint32_t>(
+        static_cast<uint32_t>(Pitch(x) * element_ / PackedAccess(vector)));
     return vector;
   }
 

@@ -102,8 +102,14 @@ struct PackedParams {
   // Mixed radix, fastest first, and what one step adds to a position in
   // shared memory (in elements) or to an offset in x or y.
   struct Order {
-    FastDivider<uint32_t> extent;
+    uint32_t extent, reciprocal;  // at least 2; 2^32 over it, rounded up
     uint32_t stride;
+
+    // n / extent of an element n of a tile: rounding adds less than
+    // extent * n / 2^32, which is nothing while both are below 2^14.
+    __host__ __device__ uint32_t Quotient(uint32_t n) const {
+      return MultiplyHigh(reciprocal, n);
+    }
   };
   struct Run {
     FastDivider<uint32_t> extent;

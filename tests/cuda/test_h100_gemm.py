@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_layout as jl
-from h100 import by_default, compiled, moved, products  # noqa: F401
+from h100 import compiled, moved, products
 from hlo import collectives, count, kernels
 
 BFLOAT16 = {
@@ -33,7 +33,8 @@ def test_an_einsum_is_one_call(spec, dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("spec", BFLOAT16)
-def test_what_xla_moves_nothing_for_is_its_own(spec, dtype, by_default):  # noqa: F811
+@pytest.mark.usefixtures("by_default")
+def test_what_xla_moves_nothing_for_is_its_own(spec, dtype):
     hlo = compiled(functools.partial(jl.einsum, spec), *BFLOAT16[spec], dtype=dtype)
     assert kernels(hlo) == (spec in list(BFLOAT16)[:4])
     assert products(hlo) == 1 and moved(hlo) == {}
@@ -43,7 +44,8 @@ def test_what_xla_moves_nothing_for_is_its_own(spec, dtype, by_default):  # noqa
 @pytest.mark.parametrize("n", ["kn", "nk"])
 @pytest.mark.parametrize("y", ["mn", "nm"])
 @pytest.mark.parametrize("batch", ["", "b"])
-def test_so_are_products_of_matrices(batch, m, n, y, by_default):  # noqa: F811
+@pytest.mark.usefixtures("by_default")
+def test_so_are_products_of_matrices(batch, m, n, y):
     extents = {"b": 8, "m": 512, "n": 1024, "k": 256}
     a, b, y = (batch + term for term in (m, n, y))
     shapes = (tuple(extents[i] for i in term) for term in (a, b))
@@ -51,7 +53,8 @@ def test_so_are_products_of_matrices(batch, m, n, y, by_default):  # noqa: F811
     assert (kernels(hlo), products(hlo), moved(hlo)) == (0, 1, {})
 
 
-def test_what_one_call_of_ours_does_is_ours(by_default):  # noqa: F811
+@pytest.mark.usefixtures("by_default")
+def test_what_one_call_of_ours_does_is_ours():
     shapes = (1024, 1024), (1024, 512), (512, 1024)
     assert kernels(compiled(jl.addmm, *shapes)) == 1
     assert kernels(compiled(jl.linear, *LAYER)) == 1
@@ -74,7 +77,8 @@ def attention(einsum, x, wq, wk, wv, wo):
 ATTENTION = ((4, 512, 1024), *[(1024, 16, 64)] * 3, (16, 64, 1024))
 
 
-def test_attention_moves_nothing(by_default):  # noqa: F811
+@pytest.mark.usefixtures("by_default")
+def test_attention_moves_nothing():
     """QKV and output projections, scores and their use: six calls and a softmax."""
     hlo = compiled(functools.partial(attention, jl.einsum), *ATTENTION)
     assert kernels(hlo) == products(hlo) == 6
@@ -94,7 +98,8 @@ def test_what_xla_would_write_beside_products_of_heads():
     assert count("concatenate", hlo) == 1 and count("transpose", hlo) > 0
 
 
-def test_attention_gradients_move_nothing(by_default):  # noqa: F811
+@pytest.mark.usefixtures("by_default")
+def test_attention_gradients_move_nothing():
     def gradient(*args):
         loss = lambda *args: attention(jl.einsum, *args).astype(jnp.float32).sum()  # noqa: E731
         return jax.grad(loss, range(5))(*args)
@@ -120,7 +125,8 @@ def step(f, x, w, b, ct):
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("rows", [256, 4096])
-def test_linear_forward_and_backward_is_three_calls(rows, activation, by_default):  # noqa: F811
+@pytest.mark.usefixtures("by_default")
+def test_linear_forward_and_backward_is_three_calls(rows, activation):
     """The bias's gradient is of one of them where that costs less than its launch."""
     f = functools.partial(jl.linear, activation=activation)
     width = 512 if rows == 256 else 4096
