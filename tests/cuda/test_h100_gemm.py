@@ -11,6 +11,8 @@ import pytest
 import jax_layout as jl
 from h100 import compiled, moved, products
 from hlo import collectives, count, kernels
+from jax_layout.choices import Work
+from jax_layout.tune.table import text
 
 BFLOAT16 = {
     # spec: shapes of the operands
@@ -51,6 +53,19 @@ def test_so_are_products_of_matrices(batch, m, n, y):
     shapes = (tuple(extents[i] for i in term) for term in (a, b))
     hlo = compiled(functools.partial(jl.einsum, f"{a},{b}->{y}"), *shapes)
     assert (kernels(hlo), products(hlo), moved(hlo)) == (0, 1, {})
+
+
+@pytest.mark.usefixtures("by_default")
+def test_unless_a_table_says_otherwise(tmp_path):
+    work = Work("cuda gemm bfloat16 NN", (512, 1024, 256, 1))
+    for ratio in (0.9, 1.2):
+        path = tmp_path / f"{ratio}.json"
+        path.write_text(text({work: {"ours": ratio}}))
+        jl.use_choices(path)
+        hlo = compiled(
+            functools.partial(jl.einsum, "mk,kn->mn"), (512, 256), (256, 1024)
+        )
+        assert kernels(hlo) == (ratio > 1)
 
 
 @pytest.mark.usefixtures("by_default")
