@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which box of a permute a tile of PackedKernel (packed.cuh) is, and how it
+// lies in shared memory.
+#ifndef JAX_LAYOUT_CUDA_PERMUTE_PACKED_PLAN_H_
+#define JAX_LAYOUT_CUDA_PERMUTE_PACKED_PLAN_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "cuda/permute/params.h"
+
+namespace jax_layout {
+
+inline constexpr int kPackedThreads = 256;
+// Bytes of a tile that a thread moves, at most: 32 elements.
+__host__ __device__ constexpr int PackedShare(int element) {
+  return element == 1 ? 32 : 64;
+}
+
+// Bytes of an access, where runs that begin anywhere are said to have less than
+// a word.
+__host__ __device__ constexpr int PackedAccess(int vector) {
+  return vector < 4 ? 16 : vector;
+}
+
+// Shared memory is padded by one bank per 32 banks and one more per 32 x 32,
+// which spreads any power-of-two stride: with word w at w + w/32 + w/1024, 32
+// words a stride of 2^k apart fall in 32 banks. Wider elements pad by
+// themselves. `position` counts bytes.
+__host__ __device__ constexpr uint32_t Padded(uint32_t element,
+                                              uint32_t position) {
+  const uint32_t pad = element < 4 ? 4 : element;
+  const uint32_t row = position / 128;
+  return position + (row + row / (128 / pad)) * pad;
+}
+
+// The parts of a block's shared memory, in order.
+struct PackedShared {
+  uint32_t x_runs, y_runs, places, bytes;  // offsets; the elements are at 0
+
+  __host__ __device__ PackedShared(int element, uint32_t elements,
+                                   uint32_t x_run_count, uint32_t y_run_count) {
+    x_runs = (Padded(element, elements * element) + 15) / 16 * 16;
+    y_runs = x_runs + x_run_count * 8;
+    places = (y_runs + y_run_count * 8 + 15) / 16 * 16;
+    bytes = places + (element == 1 ? kPackedThreads * 64 : 0);
+  }
+};
+
+// Chooses the box, and all that PackedParams says.
+class PackedPlanner {
+ public:
+  PackedPlanner(const PermutePlan& plan, int element, int alignment)
+      : element_(element), alignment_(alignment), size_(plan.size) {
+    // y's axes, innermost first, in elements. A chunk of several elements is
+    // one more axis, innermost on both sides.
+    const int64_t per_chunk = plan.chunk / element;
+    if (per_chunk > 1) axes_[rank_++] = {per_chunk, 1, 1};
+    for (int d = plan.rank - 1; d >= 0; --d) {
+      axes_[rank_++] = {plan.dims[d].extent, plan.dims[d].x_stride * per_chunk,
+                        plan.dims[d].y_stride * per_chunk};
+    }
+    for (int d = 0; d < rank_; ++d) y_order_[d] = x_order_[d] = d;
+    std::sort(x_order_, x_order_ + rank_, [this](int a, int b) {
+      return axes_[a].x_stride < axes_[b].x_stride;
+    });
+    // Less where launching dominates.
+    max_elements_ = kPackedThreads * PackedShare(element) / element /
+                    (plan.size < kSmallBytes ? 4 : 1);
+  }
+
+  PackedParams Plan() {
+    ChooseBox();
+    PackedParams p = {};
+    p.element = element_;
+    int64_t tiles = 1;
+    for (int d = 0; d < rank_; ++d) {
+      const int64_t count = Count(d);
+      if (tiles > kMaxCount32 / count) return p;  // p.tiles == 0
+      tiles *= count;
+    }
+    p.elements = static_cast<uint32_t>(std::max(Held(true), Held(false)));
+    p.tiles = static_cast<uint32_t>(tiles);
+    for (int d = 0; d < rank_; ++d) {
+      if (Count(d) == 1) continue;
+      p.walk.Append(axes_[d].extent, box_[d], axes_[d].x_stride * element_,
+                    axes_[d].y_stride * element_);
+    }
+
+    // x's order of the box: what is left after the first axis that the box
+    // does not span counts runs, and the same for y.
+    int64_t position[kMaxRank + 1];
+    int64_t stride = 1;
+    bool inside = true;  // the run
+    for (int k = 0; k < rank_; ++k) {
+      const int d = x_order_[k];
+      position[d] = stride;
+      stride *= box_[d];
+      p.reach += (box_[d] - 1) * axes_[d].x_stride * element_;
+      if (inside && box_[d] < axes_[d].extent) stride = Pitch(true);
+      inside &= box_[d] == axes_[d].extent;
+    }
+    p.size = size_;
+    for (int k = 0; k < rank_; ++k) {
+      if (box_[k] == 1) continue;
+      const auto extent = static_cast<uint32_t>(box_[k]);
+      p.order[p.rank++] = {extent, UINT32_MAX / extent + 1,
+                           static_cast<uint32_t>(position[k])};
+    }
+    if (p.rank > 0) p.last_stride = p.order[p.rank - 1].stride;
+    p.x_vector =
+        PlanRuns(true, p.x_run_dims, &p.x_run_rank, &p.x_runs, &p.x_run);
+    p.y_vector =
+        PlanRuns(false, p.y_run_dims, &p.y_run_rank, &p.y_runs, &p.y_run);
+    p.y_length = static_cast<uint32_t>(RunLength(y_order_));
+    p.shared_bytes = static_cast<int>(
+        PackedShared(element_, p.elements, p.x_runs, p.y_runs).bytes);
+    return p;
+  }
+
+ private:
+  struct Axis {
+    int64_t extent, x_stride, y_stride;  // elements
+  };
+
+  int64_t Count(int d) const {
+    return (axes_[d].extent + box_[d] - 1) / box_[d];
+  }
+
+  // The smallest step along axis d that keeps to sectors on both sides, or to
+  // vectors, or 1 if the axis ends elsewhere anyway.
+  int64_t Granule(int d) const {
+    for (const int64_t bytes : {kSector, int64_t{16}}) {
+      int64_t granule = 1;
+      for (int64_t stride : {axes_[d].x_stride, axes_[d].y_stride}) {
+        while (granule * stride * element_ % bytes != 0) granule *= 2;
+      }
+      if (axes_[d].extent % granule == 0) return granule;
+    }
+    return 1;
+  }
+
+  // Extends the box along `order` until it holds runs of `run` elements.
+  void Extend(const int* order, int64_t run) {
+    int64_t have = 1;
+    for (int k = 0; k < rank_ && have < run; ++k) {
+      const int d = order[k];
+      const int64_t extent = axes_[d].extent;
+      const int64_t need = (run + have - 1) / have;
+      int64_t step = extent;
+      if (need < extent) {
+        // Equal steps, so that the last one overlaps its neighbour little.
+        const int64_t count = (extent + need - 1) / need;
+        const int64_t granule = Granule(d);
+        step = (extent + count - 1) / count;
+        step = (step + granule - 1) / granule * granule;
+      }
+      box_[d] = std::max(box_[d], std::min(step, extent));
+      have *= box_[d];
+      if (box_[d] < extent) break;
+    }
+  }
+
+  // The longest runs whose box still fits; then of one side those that cost
+  // least.
+  void ChooseBox() {
+    int64_t run = max_elements_;
+    while (!Fits(run, run)) run -= (run + 15) / 16;
+    auto best = box_;
+    double least = Cost();
+    for (const bool x : {true, false}) {
+      for (int64_t longer = run; longer <= max_elements_;
+           longer += (longer + 15) / 16) {
+        if (!Fits(x ? longer : run, x ? run : longer)) break;
+        if (Cost() >= least) continue;
+        best = box_;
+        least = Cost();
+      }
+    }
+    box_ = best;
+  }
+
+  bool Fits(int64_t x_run, int64_t y_run) {
+    box_.fill(1);
+    Extend(x_order_, x_run);
+    Extend(y_order_, y_run);
+    int64_t elements = 1;
+    for (int d = 0; d < rank_; ++d) {
+      if (box_[d] > max_elements_ / elements) return false;
+      elements *= box_[d];
+    }
+    // Short runs would need large tables of them: 8 bytes each.
+    const int64_t runs =
+        elements / RunLength(x_order_) + elements / RunLength(y_order_);
+    return runs <= 2048 && Held(true) <= max_elements_ &&
+           Held(false) <= max_elements_;
+  }
+
+  const int* Order(bool x) const { return x ? x_order_ : y_order_; }
+
+  // Bytes from one position of axis d to the next.
+  int64_t Stride(bool x, int d) const {
+    return (x ? axes_[d].x_stride : axes_[d].y_stride) * element_;
+  }
+
+  // Bytes per access: all that decides an address must be a multiple.
+  int Vector(bool x) const {
+    const int64_t length = RunLength(Order(x));
+    int64_t bits = alignment_ | length * element_, inside = 1;
+    for (int k = 0; k < rank_; ++k) {
+      const int d = Order(x)[k];
+      const int64_t bytes = Stride(x, d);
+      if (Count(d) > 1) {
+        bits |= box_[d] * bytes | (axes_[d].extent - box_[d]) * bytes;
+      }
+      inside *= box_[d];
+      if (inside > length && box_[d] > 1) bits |= bytes;
+    }
+    const int64_t aligned = bits & -bits;
+    return aligned >= 16 ? 16 : element_ < 4 && aligned >= 4 ? 4 : element_;
+  }
+
+  // Elements from a run to the next in shared memory: where runs begin
+  // anywhere, they fill whole vectors.
+  int64_t Pitch(bool x) const {
+    const int64_t length = RunLength(Order(x));
+    const int64_t vector = Vector(x) < 4 ? 16 / element_ : 1;
+    return (length + vector - 1) / vector * vector;
+  }
+
+  // Elements of shared memory that the box takes in an order.
+  int64_t Held(bool x) const {
+    int64_t elements = 1;
+    for (int d = 0; d < rank_; ++d) elements *= box_[d];
+    return elements / RunLength(Order(x)) * Pitch(x);
+  }
+
+  // Bytes of sectors for each byte that is moved, and the time in which a tile
+  // waits for memory, which could move some 2 KB.
+  double Cost() const {
+    double elements = element_, sectors = 0;
+    for (int d = 0; d < rank_; ++d) elements *= static_cast<double>(box_[d]);
+    for (const bool x : {true, false}) {
+      const int64_t length = RunLength(Order(x)) * element_;
+      int64_t bits = length | kSector;
+      for (int d = 0; d < rank_; ++d) {
+        if (Stride(x, d) >= length) bits |= Stride(x, d);
+      }
+      const int64_t beside = kSector - (bits & -bits);
+      sectors += static_cast<double>(beside) / static_cast<double>(length);
+    }
+    return 2 + sectors + 2048 / elements;
+  }
+
+  int64_t RunLength(const int* order) const {
+    int64_t length = 1;
+    for (int k = 0; k < rank_; ++k) {
+      length *= box_[order[k]];
+      if (box_[order[k]] < axes_[order[k]].extent) break;
+    }
+    return length;
+  }
+
+  // The runs on one side; returns the bytes per access.
+  int PlanRuns(bool x, PackedParams::Run* dims, int* rank, uint32_t* runs,
+               FastDivider<uint32_t>* accesses) const {
+    const int64_t length = RunLength(Order(x));
+    int64_t inside = 1;
+    *runs = 1;
+    for (int k = 0; k < rank_; ++k) {
+      const int d = Order(x)[k];
+      inside *= box_[d];
+      if (inside <= length || box_[d] == 1) continue;
+      dims[(*rank)++] = {FastDivider<uint32_t>(box_[d]), Stride(x, d)};
+      *runs *= static_cast<uint32_t>(box_[d]);
+    }
+    const int vector = Vector(x);
+    *accesses = FastDivider<uint32_t>(
+        static_cast<uint32_t>(Pitch(x) * element_ / PackedAccess(vector)));
+    return vector;
+  }
+
+  static constexpr int64_t kSector = 32;  // bytes
+
+  int element_;
+  int64_t alignment_, size_;
+  int64_t max_elements_;
+  int rank_ = 0;
+  Axis axes_[kMaxRank + 1];
+  int x_order_[kMaxRank + 1], y_order_[kMaxRank + 1];
+  std::array<int64_t, kMaxRank + 1> box_;
+};
+
+}  // namespace jax_layout
+
+#endif  // JAX_LAYOUT_CUDA_PERMUTE_PACKED_PLAN_H_
