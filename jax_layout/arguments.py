@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.lax import DotAlgorithmPreset, Precision
 
 
 def arrays(name: str, **given: Any) -> list[Array]:
@@ -106,3 +107,28 @@ def placement(aval: Any) -> Any:
     """The sharding of a value on an Explicit mesh, else None."""
     sharding = aval.sharding
     return None if sharding is None or sharding.mesh.empty else sharding
+
+
+def may_be_tf32(operand: np.dtype, result: np.dtype, precision: Any) -> bool | None:
+    """Whether TF32 will do, of 8-bit floats fast sums; None if kernels cannot obey."""
+    if isinstance(precision, DotAlgorithmPreset):
+        float32 = np.dtype(np.float32)
+        obeyed = {
+            DotAlgorithmPreset.DEFAULT: True,
+            DotAlgorithmPreset.F32_F32_F32: operand == float32 == result,
+            DotAlgorithmPreset.TF32_TF32_F32: operand == float32 == result,
+            DotAlgorithmPreset.F64_F64_F64: operand == np.float64,
+            DotAlgorithmPreset.BF16_BF16_F32: operand == jnp.bfloat16,
+            DotAlgorithmPreset.F16_F16_F32: operand == np.float16,
+        }
+        if not obeyed.get(precision, False):
+            return None
+        return precision != DotAlgorithmPreset.F32_F32_F32
+    if precision is None:
+        return True
+    if isinstance(precision, tuple) and all(
+        isinstance(p, Precision) for p in precision
+    ):
+        high = {Precision.HIGH} if operand.itemsize > 1 else set()
+        return {Precision.DEFAULT, *high}.issuperset(precision)
+    return None

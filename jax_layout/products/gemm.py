@@ -22,11 +22,10 @@ import jax
 import numpy as np
 from jax import Array
 from jax.interpreters import ad
-from jax.lax import DotAlgorithmPreset, Precision
 from jax.typing import DTypeLike
 
 from jax_layout import _backends
-from jax_layout.arguments import accumulator, placement, sent, widest
+from jax_layout.arguments import accumulator, may_be_tf32, placement, sent, widest
 from jax_layout.choices import Work
 from jax_layout.op import Kernel, Op, define
 from jax_layout.permute import permute
@@ -367,7 +366,7 @@ def gemm_kernel(
     scales: int = 0,
 ) -> Kernel | None:
     """The FFI call for a product (core/gemm/ffi.cc); None where lax serves better."""
-    tf32 = _tf32(a.dtype, dtype, precision)
+    tf32 = may_be_tf32(a.dtype, dtype, precision)
     if a.size == 0 or b.size == 0 or tf32 is None:
         return None
     alike = a.dtype == b.dtype
@@ -443,31 +442,6 @@ def _work(
         case += f" {activation}"
     steps = math.prod(loop[0] for loop in plan["loops"])
     return Work(case, (plan["m"], plan["n"], plan["k"], steps))
-
-
-def _tf32(operand: np.dtype, result: np.dtype, precision: Any) -> bool | None:
-    """Whether TF32 will do, of 8-bit floats fast sums; None if kernels cannot obey."""
-    if isinstance(precision, DotAlgorithmPreset):
-        float32 = np.dtype(np.float32)
-        obeyed = {
-            DotAlgorithmPreset.DEFAULT: True,
-            DotAlgorithmPreset.F32_F32_F32: operand == float32 == result,
-            DotAlgorithmPreset.TF32_TF32_F32: operand == float32 == result,
-            DotAlgorithmPreset.F64_F64_F64: operand == np.float64,
-            DotAlgorithmPreset.BF16_BF16_F32: operand == jnp.bfloat16,
-            DotAlgorithmPreset.F16_F16_F32: operand == np.float16,
-        }
-        if not obeyed.get(precision, False):
-            return None
-        return precision != DotAlgorithmPreset.F32_F32_F32
-    if precision is None:
-        return True
-    if isinstance(precision, tuple) and all(
-        isinstance(p, Precision) for p in precision
-    ):
-        high = {Precision.HIGH} if operand.itemsize > 1 else set()
-        return {Precision.DEFAULT, *high}.issuperset(precision)
-    return None
 
 
 def _kernel(platform: str, a: Any, b: Any, *c: Any, **params: Any) -> Kernel | None:
