@@ -305,7 +305,11 @@ Status AddInOrder(const Job& job, bool started) {
       job.Start(from, std::min(kTaskBytes, size - from));
     });
   }
-  const int64_t wanted = 2 * job.executor.num_threads();  // tasks
+  // Another thread takes longer to wake up than to add a few rows.
+  const int64_t added = job.slices() * p.count * row_bytes;
+  const int64_t wanted =  // tasks
+      std::clamp<int64_t>(added / kTaskBytes, 1,
+                          2 * job.executor.num_threads());
   const int64_t together =
       std::clamp<int64_t>(kTaskBytes / slice, 1, CeilDiv(p.outer, wanted));
   const int64_t groups = CeilDiv(p.outer, together);

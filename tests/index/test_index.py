@@ -23,7 +23,7 @@ INTEGERS = "int8 uint8 int16 uint16 int32 uint32 int64 uint64".split()
 CASES = [
     ((7, 5, 3), 1, 9),
     ((40,), 0, 100),
-    ((5000, 3), 0, 4000),
+    ((5000, 3), 0, 20_000),
     ((50, 33), 0, 80),
     ((6, 2000), 0, 50),
     ((64, 8), 1, 5),
@@ -218,6 +218,21 @@ def test_a_donated_array_is_added_to_in_place():
     y = f(x, index, source)
     assert y.unsafe_buffer_pointer() == address
     equal(y, jnp.asarray(expected))
+
+
+def test_what_a_loop_carries_is_added_to_in_place():
+    """Also where there is so much to add that a copy would else be made on the way."""
+    x, index = array((64, 256)), jnp.asarray(indices(64, 64))
+
+    def f(x, index, source):
+        add = lambda _, x: jl.index_add(x, 0, index, source)  # noqa: E731
+        return jax.lax.fori_loop(0, 3, add, x)
+
+    text = compiled(f, x, index, x)
+    assert kernels(text) == 1
+    assert text.count("f64[64,256]{1,0} copy(") <= 1  # of the argument
+    once = jnp.asarray(added(x, 0, np.asarray(index), x))
+    np.testing.assert_allclose(jax.jit(f)(x, index, x) - x, 3 * (once - x), rtol=1e-9)
 
 
 # --- derivatives
