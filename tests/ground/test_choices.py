@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of choices: how they are looked up, and what a bad one does."""
 
+import functools
 import json
 import os
 import subprocess
@@ -156,18 +157,23 @@ def test_a_call_left_to_lax_is_so_with_all_that_it_is_made_of(tmp_path):
 
 def test_a_convolution_in_a_loop_is_ours_whatever_the_table_says(tmp_path):
     """XLA's is plain loops there, of what is not NHWC and of weights' gradients."""
-    points = {f"conv {i} float32": [[[1, 1, 1, 1], {"oneDNN": 0.5}]] for i in "wy"}
+    works = [f"conv {i} float32{order}" for i in "wxy" for order in ("", " NCHW")]
+    points = {work: [[[1, 1, 1, 1], {"oneDNN": 0.5}]] for work in works}
     jl.use_choices(write(tmp_path / "table.json", cases=points))
-    x, w = jnp.ones((2, 8, 9, 9)), jnp.ones((8, 8, 3, 3))
+    for names in (("NCHW", "OIHW", "NCHW"), ("NHWC", "HWIO", "NHWC")):
+        x = jnp.ones([{"N": 2, "C": 8}.get(axis, 9) for axis in names[0]])
+        w = jnp.ones([{"H": 3, "W": 3}.get(axis, 8) for axis in names[1]])
 
-    def f(x, w):
-        return jax.value_and_grad(lambda w: jl.conv(x, w, padding=1).sum())(w)
+        def gradient(x, w, names=names):
+            f = functools.partial(jl.conv_general_dilated, window_strides=(1, 1))
+            y = lambda w: f(x, w, padding="SAME", dimension_numbers=names).sum()  # noqa: E731
+            return jax.grad(y)(w)
 
-    def loop(x, w):
-        return jax.lax.fori_loop(0, 2, lambda _, w: w + f(x, w)[1], w)
+        def loop(x, w, gradient=gradient):
+            return jax.lax.fori_loop(0, 2, lambda _, w: w + gradient(x, w), w)
 
-    assert "jax_layout_conv" not in compiled(f, x, w)
-    assert "jax_layout_conv" in compiled(loop, x, w)
+        assert "jax_layout_conv" not in compiled(gradient, x, w)
+        assert "jax_layout_conv" in compiled(loop, x, w)
 
 
 def test_what_is_asked_can_be_collected():
