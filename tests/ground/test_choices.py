@@ -161,8 +161,8 @@ def test_a_convolution_in_a_loop_is_ours_whatever_the_table_says(tmp_path):
     points = {work: [[[1, 1, 1, 1], {"oneDNN": 0.5}]] for work in works}
     jl.use_choices(write(tmp_path / "table.json", cases=points))
     for names in (("NCHW", "OIHW", "NCHW"), ("NHWC", "HWIO", "NHWC")):
-        x = jnp.ones([{"N": 2, "C": 8}.get(axis, 9) for axis in names[0]])
-        w = jnp.ones([{"H": 3, "W": 3}.get(axis, 8) for axis in names[1]])
+        x = jnp.ones([{"N": 2, "C": 8}.get(axis, 9) for axis in names[0]], "float32")
+        w = jnp.ones([{"H": 3, "W": 3}.get(axis, 8) for axis in names[1]], "float32")
 
         def gradient(x, w, names=names):
             f = functools.partial(jl.conv_general_dilated, window_strides=(1, 1))
