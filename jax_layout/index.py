@@ -441,6 +441,8 @@ def _add_kernel(
             attributes | {"sorted": False, "keep": bool(x)},
             aliases=aliases,
             work=rows.work_of("index_add", source, index, axis, extent),
+            # Plain `lax` widens all of x to add a few rows, in every step.
+            ours_in_loops=dtype.name in ("bfloat16", "float16"),
         )
     if not wrap:
         return None  # segments: one thread would add all rows of each
