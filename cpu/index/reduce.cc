@@ -443,7 +443,7 @@ Status IndexReduce(const IndexPlan& plan, Reduction reduction, SumType type,
   const bool in_order = job.functions.sum_bytes == plan.itemsize &&
                         (in_place || many || is_short);
   const int64_t added = job.slices() * plan.count * plan.inner_bytes();
-  if (in_place && !in_order && added <= 2 * kTaskBytes) return AddFew(job);
+  if (in_place && !in_order && added <= kTaskBytes / 2) return AddFew(job);
   // Row by row, whose thread is the first to write to a page makes it.
   if (!in_place && (in_order || !zeroed)) TouchPages(job.y, size, executor);
   return in_order ? AddInOrder(job, started) : AddByRow(job, started);
