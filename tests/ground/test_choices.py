@@ -224,6 +224,7 @@ def test_a_gain_within_noise_is_none(monkeypatch):
     monkeypatch.setattr(choices, "_tables", lambda source: [("path", table)])
     choose = choices._best.__wrapped__
     assert choose(Work(NT, (256, 256, 256, 1)), ("oneDNN",), "") is None
+    assert choose(Work(NT, (256, 256, 256, 1)), ("oneDNN",), "", gain=1.0) == "oneDNN"
     assert choose(Work(NT, (64, 64, 64, 1)), ("oneDNN",), "") == "oneDNN"
 
 
