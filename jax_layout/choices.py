@@ -42,8 +42,8 @@ _NEIGHBOURS, _POWER = 8, 4
 # 97% of the gain.
 _DEVIATION = 0.5
 # The best of several methods owes part of its ratio to chance: what is ours is to gain
-# more than two measurements of one point differ by.
-GAIN = 1.03
+# more than two medians of one program often differ by.
+GAIN = 1.08
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +131,9 @@ _asked: ContextVar[list[Any] | None] = ContextVar("asked", default=None)
 _given: list[str | None] = [None]  # what use_choices() was told
 
 
-def choose(work: Work, methods: Sequence[str] = OURS, passes: int = 1) -> str | None:
+def choose(
+    work: Work, methods: Sequence[str] = OURS, passes: int = 1, gain: float = GAIN
+) -> str | None:
     """The method that runs a call.
 
     Args:
@@ -140,6 +142,7 @@ def choose(work: Work, methods: Sequence[str] = OURS, passes: int = 1) -> str | 
       passes: over as much memory that it stands for. What only moves numbers, and XLA
         would have moved on the way to their reader, costs one more, as long as its own.
         0: XLA is out of the question.
+      gain: how many times as fast as XLA a method has to be.
 
     Returns:
       its name, or None for plain `jax.lax`.
@@ -159,7 +162,7 @@ def choose(work: Work, methods: Sequence[str] = OURS, passes: int = 1) -> str | 
         return None
     if source == "kernels":
         return methods[0]
-    return _best(work, tuple(methods), source, passes)
+    return _best(work, tuple(methods), source, passes, gain)
 
 
 def are_plain() -> bool:
@@ -258,7 +261,11 @@ def _source() -> str:
 
 @functools.lru_cache(maxsize=65536)
 def _best(
-    work: Work, methods: tuple[str, ...], source: str, passes: int = 1
+    work: Work,
+    methods: tuple[str, ...],
+    source: str,
+    passes: int = 1,
+    gain: float = GAIN,
 ) -> str | None:
     # Where several tables count, the slowest ratio does; of one that does not know a
     # method nothing follows.
@@ -280,7 +287,7 @@ def _best(
     best = max(known, key=known.__getitem__, default=None)
     if passes == 0:
         return best or methods[0]
-    enough = best is not None and known[best] >= passes * GAIN
+    enough = best is not None and known[best] >= passes * gain
     return best if enough else None
 
 

@@ -15,7 +15,7 @@ from jax.experimental import checkify
 from jax.interpreters import ad
 from jax.typing import ArrayLike
 
-from jax_layout import rows
+from jax_layout import _compat, rows
 from jax_layout.arguments import accumulator, arrays, placement, scalar
 from jax_layout.op import Kernel, Op, define
 from jax_layout.plain import jnp, lax
@@ -432,13 +432,17 @@ def _add_kernel(
     attributes = {"axis": np.int64(axis), "clip": clip, "wrap": wrap}
     if platform == "cpu":
         # Where x is not donated, XLA would copy it first; a copy is cheap enough to
-        # make on the way if there is about as much to add.
-        in_place = x and x[0].size > 2 * source.size
+        # make on the way if there is about as much to add. A loop that carries x would
+        # copy what is elsewhere back.
+        carried = "while" in _compat.inside()
+        in_place = x and (carried or x[0].size > 2 * source.size)
         aliases = {2: 0} if in_place else {}
         return Kernel(
             attributes | {"sorted": False, "keep": bool(x)},
             aliases=aliases,
             work=rows.work_of("index_add", source, index, axis, extent),
+            # Plain `lax` widens all of x to add a few rows, in every step.
+            ours_in_loops=dtype.name in ("bfloat16", "float16"),
         )
     if not wrap:
         return None  # segments: one thread would add all rows of each

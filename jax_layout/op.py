@@ -62,6 +62,7 @@ class Kernel:
         `lax` serves better. Left out, it does not.
       ours_in_loops: whether the tables choose among its methods alone in loops and
         branches, where XLA is many times slower than they say.
+      gain: how many times as fast as plain `lax` the tables must have it.
       methods: those that can run it, what is tried first in front; the one that is
         chosen is the attribute "method". Left out, there is but one.
     """
@@ -77,6 +78,7 @@ class Kernel:
     ordered_by: Sequence[int] | None = None
     work: choices.Work | None = None
     ours_in_loops: bool = False
+    gain: float = choices.GAIN
     methods: Sequence[str] = choices.OURS
 
 
@@ -434,7 +436,7 @@ def by_choice(kernel: Kernel, passes: int = 1) -> Kernel | None:
         return kernel
     if kernel.ours_in_loops and _compat.inside():
         passes = 0
-    method = choices.choose(kernel.work, kernel.methods, passes)
+    method = choices.choose(kernel.work, kernel.methods, passes, kernel.gain)
     if method is None or kernel.methods == choices.OURS:
         return kernel if method else None
     return dataclasses.replace(

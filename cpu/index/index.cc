@@ -16,6 +16,7 @@ namespace jax_layout {
 namespace {
 
 constexpr int64_t kTaskBytes = 256 << 10;
+constexpr int64_t kMostRows = 16 * kRows;  // of a task
 constexpr int64_t kLine = 64;
 
 template <int kBytes>
@@ -66,7 +67,7 @@ Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
   const int64_t part = std::min(row_bytes, kTaskBytes);
   const int64_t parts = CeilDiv(row_bytes, part);
   const int64_t rows =
-      std::min({p.count, kRows, std::max<int64_t>(1, kTaskBytes / part)});
+      std::min({p.count, kMostRows, std::max<int64_t>(1, kTaskBytes / part)});
   const int64_t blocks = CeilDiv(p.count, rows);
   const int64_t slices =
       std::min(p.outer, std::max<int64_t>(1, kTaskBytes / (rows * part)));
@@ -76,49 +77,52 @@ Status IndexSelect(const IndexPlan& plan, const void* x, const void* index,
   executor.ParallelFor(p.batch * groups * blocks * parts, [&](int64_t task) {
     const int64_t offset = task % parts * part;
     const int64_t bytes = std::min(part, row_bytes - offset);
-    const int64_t first = task / parts % blocks * rows;
-    const int64_t n = std::min(rows, p.count - first);
+    const int64_t begin = task / parts % blocks * rows;
+    const int64_t end = std::min(begin + rows, p.count);
     const int64_t group = task / parts / blocks % groups;
     const int64_t batch = task / parts / blocks / groups;
+    const int64_t last = std::min((group + 1) * slices, p.outer);
     int64_t at[kRows];
     int64_t none[kRows];  // rows of y that no row of x goes to
-    int64_t num_none = 0;
-    const int64_t zero = 0;
-    if (!ResolveRows(p, index, batch * p.count + first, n, at)) {
-      for (int64_t i = 0; i < n; ++i) {
-        if (at[i] >= 0) continue;
-        none[num_none++] = i;
-        at[i] = 0;
+    for (int64_t first = begin; first < end; first += kRows) {
+      const int64_t n = std::min(kRows, end - first);
+      int64_t num_none = 0;
+      const int64_t zero = 0;
+      if (!ResolveRows(p, index, batch * p.count + first, n, at)) {
+        for (int64_t i = 0; i < n; ++i) {
+          if (at[i] >= 0) continue;
+          none[num_none++] = i;
+          at[i] = 0;
+        }
       }
-    }
-    if (gather == nullptr) {
-      for (int64_t i = 0; i < n; ++i) at[i] *= row_bytes;
-    }
-    const int64_t end = std::min((group + 1) * slices, p.outer);
-    for (int64_t o = group * slices; o < end; ++o) {
-      const int64_t slice = batch * p.outer + o;
-      const char* from =
-          static_cast<const char*>(x) + slice * p.extent * row_bytes + offset;
-      char* to = static_cast<char*>(y) + (slice * p.count + first) * row_bytes +
-                 offset;
-      if (gather != nullptr) {
-        gather(from, at, n, to);
-      } else {
-        PermuteBlock block = {};
-        block.x = from;
-        block.y = to;
-        block.x_offset = at;
-        block.y_offset = &zero;
-        block.rows = n;
-        block.cols = 1;
-        block.bytes = bytes;
-        block.stream = stream;
-        copy(block);
+      if (gather == nullptr) {
+        for (int64_t i = 0; i < n; ++i) at[i] *= row_bytes;
       }
-      for (int64_t i = 0; i < num_none; ++i) {
-        char* row = to + none[i] * row_bytes;
-        for (int64_t k = 0; k < bytes; k += p.itemsize) {
-          std::memcpy(row + k, fill, p.itemsize);
+      for (int64_t o = group * slices; o < last; ++o) {
+        const int64_t slice = batch * p.outer + o;
+        const char* from =
+            static_cast<const char*>(x) + slice * p.extent * row_bytes + offset;
+        char* to = static_cast<char*>(y) +
+                   (slice * p.count + first) * row_bytes + offset;
+        if (gather != nullptr) {
+          gather(from, at, n, to);
+        } else {
+          PermuteBlock block = {};
+          block.x = from;
+          block.y = to;
+          block.x_offset = at;
+          block.y_offset = &zero;
+          block.rows = n;
+          block.cols = 1;
+          block.bytes = bytes;
+          block.stream = stream;
+          copy(block);
+        }
+        for (int64_t i = 0; i < num_none; ++i) {
+          char* row = to + none[i] * row_bytes;
+          for (int64_t k = 0; k < bytes; k += p.itemsize) {
+            std::memcpy(row + k, fill, p.itemsize);
+          }
         }
       }
     }

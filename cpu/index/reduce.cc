@@ -6,6 +6,8 @@
 //              are then added
 //   in order   many slices, or short rows: a task owns slices or columns of y
 //   by row     the indices are sorted, a task owns rows of y
+//   few        y holds what is added to: one thread looks up whose rows are
+//   whose
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -291,6 +293,80 @@ Status AddByRow(const Job& job, bool started) {
   return Status::Ok();
 }
 
+// --- few
+
+// In what y holds, by one thread, in a time that does not depend on how many
+// rows it has. A hash table numbers those that are named.
+Status AddFew(const Job& job) {
+  constexpr int64_t kAhead = 8;  // rows of y
+  const IndexPlan& p = job.p;
+  const auto count = static_cast<uint64_t>(p.count);
+  const int bits = std::bit_width(2 * count);
+  const uint32_t mask = (uint32_t{1} << bits) - 1;
+  const auto slots = Scratch<uint32_t>(int64_t{1} << bits);  // 1 + a number
+  const auto named = Scratch<uint32_t>(p.count);             // its row
+  const auto ends = Scratch<uint32_t>(p.count + 1);
+  const auto given = Scratch<Pair>(p.count), pairs = Scratch<Pair>(p.count);
+  if (!slots || !named || !ends || !given || !pairs) return OutOfMemory();
+  const int64_t row_bytes = p.inner_bytes();
+  const int64_t width = std::min(p.inner, kSums);
+  for (int64_t batch = 0; batch < p.batch; ++batch) {
+    std::fill_n(slots.get(), mask + 1, 0u);
+    uint32_t numbers = 0, kept = 0;
+    ends[0] = 0;
+    int64_t rows[kRows];
+    for (int64_t first = 0; first < p.count; first += kRows) {
+      const int64_t n = std::min(kRows, p.count - first);
+      ResolveRows(p, job.index, batch * p.count + first, n, rows);
+      for (int64_t k = 0; k < n; ++k) {
+        if (rows[k] < 0) continue;
+        const auto row = static_cast<uint32_t>(rows[k]);
+        constexpr uint32_t kFibonacci = 0x9e3779b9;
+        uint32_t at = (row * kFibonacci) >> (32 - bits);
+        while (slots[at] != 0 && named[slots[at] - 1] != row) {
+          at = (at + 1) & mask;
+        }
+        if (slots[at] == 0) {
+          named[numbers] = row;
+          slots[at] = ++numbers;
+          ends[numbers] = 0;
+        }
+        ++ends[slots[at]];
+        given[kept++] = {slots[at] - 1, static_cast<uint32_t>(first + k)};
+      }
+    }
+    for (uint32_t r = 0; r < numbers; ++r) ends[r + 1] += ends[r];
+    for (uint32_t i = 0; i < kept; ++i) {
+      pairs[ends[given[i].row]++] = {named[given[i].row], given[i].source};
+    }
+    for (int64_t outer = batch * p.outer; outer < (batch + 1) * p.outer;
+         ++outer) {
+      char* const y = job.y + outer * job.slice();
+      for (int64_t column = 0; column < p.inner; column += width) {
+        const int64_t offset = column * p.itemsize;
+        RowSum sum = {};
+        sum.source = job.source + outer * p.count * row_bytes + offset;
+        sum.stride = row_bytes;
+        sum.width = std::min(width, p.inner - column);
+        const int64_t bytes = sum.width * p.itemsize;
+        for (uint32_t r = 0, begin = 0; r < numbers; begin = ends[r++]) {
+          const int64_t soon = std::min<int64_t>(r + kAhead, numbers - 1);
+          for (int64_t k = 0; k < bytes; k += kLine) {
+            __builtin_prefetch(y + named[soon] * row_bytes + offset + k, 1);
+          }
+          sum.pairs = pairs.get() + begin;
+          sum.num_pairs = ends[r] - begin;
+          sum.num_ahead = kept - begin;
+          sum.y = y + named[r] * row_bytes + offset;
+          sum.x = sum.y;
+          job.functions.sum_row(sum);
+        }
+      }
+    }
+  }
+  return Status::Ok();
+}
+
 // --- in order
 
 // A task owns some slices of y, or a part of the columns of one.
@@ -305,7 +381,11 @@ Status AddInOrder(const Job& job, bool started) {
       job.Start(from, std::min(kTaskBytes, size - from));
     });
   }
-  const int64_t wanted = 2 * job.executor.num_threads();  // tasks
+  // Another thread takes longer to wake up than to add a few rows.
+  const int64_t added = job.slices() * p.count * row_bytes;
+  const int64_t wanted =  // tasks
+      std::clamp<int64_t>(added / kTaskBytes, 1,
+                          2 * job.executor.num_threads());
   const int64_t together =
       std::clamp<int64_t>(kTaskBytes / slice, 1, CeilDiv(p.outer, wanted));
   const int64_t groups = CeilDiv(p.outer, together);
@@ -362,6 +442,8 @@ Status IndexReduce(const IndexPlan& plan, Reduction reduction, SumType type,
       plan.inner_bytes() < (size < kCached ? kLongRow : kShortRow);
   const bool in_order = job.functions.sum_bytes == plan.itemsize &&
                         (in_place || many || is_short);
+  const int64_t added = job.slices() * plan.count * plan.inner_bytes();
+  if (in_place && !in_order && added <= kTaskBytes / 2) return AddFew(job);
   // Row by row, whose thread is the first to write to a page makes it.
   if (!in_place && (in_order || !zeroed)) TouchPages(job.y, size, executor);
   return in_order ? AddInOrder(job, started) : AddByRow(job, started);

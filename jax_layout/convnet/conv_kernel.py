@@ -75,7 +75,7 @@ def kernel(
             target="jax_layout_conv",
             workspace=plan["workspace"],
             work=_work(result, a.dtype, conv, shapes),
-            ours_in_loops=not _is_hwio(result, conv),
+            ours_in_loops=not _is_fast_in_loops(result, conv),
             methods=plan["methods"],
             operand_layouts=[memory[i] for i in given[:2]] + [(0,)] * len(bias),
             result_layouts=[memory[result]],
@@ -184,15 +184,19 @@ def _work(
     return Work(case, sizes) if all(sizes) else None
 
 
-def _is_hwio(result: str, conv: Convolution) -> bool:
-    """Whether XLA reads weights in the one order that it is fast with in a loop.
+def _is_fast_in_loops(result: str, conv: Convolution) -> bool:
+    """Whether a loop of XLA's has this pass as fast as the entry computation.
 
-    An input gradient is to it a convolution with weights whose channels have changed
-    places, no matter whether it is called so, or as a convolution.
+    It lays convolutions out there alone. In a loop, gradients of weights, and what is
+    not NHWC and HWIO, are loops of its own, hundreds of times slower. An input gradient
+    is to it a convolution with weights whose channels have changed places, no matter
+    whether it is called so, or as a convolution.
     """
     rank = len(conv.stride)
+    nhwc = (0, rank + 1, *range(1, rank + 1))
     order = swap(conv.w_order) if result == "x" else conv.w_order
-    return order == (rank + 1, rank, *range(rank))
+    hwio = order == (rank + 1, rank, *range(rank))
+    return result != "w" and {conv.x_order, conv.y_order} == {nhwc} and hwio
 
 
 def weights_format(name: str, rank: int) -> MemoryFormat | None:

@@ -362,8 +362,19 @@ def _add(x: Any, source: Any, i: Any, *, axis: int) -> Any:
     return jl.index_add(x, axis, i, source)
 
 
+def _adds(x: Any, source: Any, indices: Any, *, axis: int) -> Any:
+    def add(i: Any, x: Any) -> Any:
+        return jl.index_add(x, axis, indices[i], source)
+
+    return jax.lax.fori_loop(0, len(indices), add, x)
+
+
 def _rows(quick: bool) -> Iterator[Case]:
-    """Rows selected by index, the gradient of that, and rows added."""
+    """Rows selected by index, the gradient of that, and rows added.
+
+    Added in a loop, too, which carries what they are added to: no copy of it hides what
+    the sums cost.
+    """
     wanted = {"float32": 1, "bfloat16": 1, "float64": 3, "float16": 3, "uint8": 3,
               "int32": 5, "complex64": 5, "complex128": 5}  # fmt: skip
     if quick:
@@ -376,16 +387,27 @@ def _rows(quick: bool) -> Iterator[Case]:
         extent = shape[axis]
         selected = (*shape[:axis], count, *shape[axis + 1 :])
         unselect = functools.partial(_unselect, axis=axis, extent=extent)
-        for kind, f, shapes in (
-            ("select", functools.partial(_select, axis=axis), [shape]),
-            ("gradient of select", unselect, [selected]),
-            ("add", functools.partial(_add, axis=axis), [shape, selected]),
+        # So many that the copy of x, before the first, is little of it.
+        steps = min(max(4 * extent // count, 8), 4096)
+        for kind, f, shapes, index in (
+            ("select", functools.partial(_select, axis=axis), [shape], (count,)),
+            ("gradient of select", unselect, [selected], (count,)),
+            ("add", functools.partial(_add, axis=axis), [shape, selected], (count,)),
+            (
+                "add in a loop",
+                functools.partial(_adds, axis=axis),
+                [shape, selected],
+                (steps, count),
+            ),
         ):
-            case = case_of(
-                f"{kind} axis {axis} of {extent}", f, dtype, *shapes, (count,)
-            )
+            loop = kind == "add in a loop"
+            if loop and dtype in ("bfloat16", "float16"):
+                continue  # ours without being asked
+            case = case_of(f"{kind} axis {axis} of {extent}", f, dtype, *shapes, index)
             dtypes = (*case.dtypes[:-1], "int32")
-            yield dataclasses.replace(case, dtypes=dtypes, below=(0, extent))
+            yield dataclasses.replace(
+                case, dtypes=dtypes, below=(0, extent), whole=loop
+            )
 
 
 # Shape of the rows, how many segments.
