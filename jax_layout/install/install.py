@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import primitives
 
 from jax_layout import _backends, _compat, choices
-from jax_layout.install import attention, products, rules
+from jax_layout.install import attention, pooling, products, rules
 from jax_layout.install.record import Lowered, Record
 from jax_layout.install.rules import Program, Rule
 
@@ -31,6 +31,22 @@ _RULES: dict[str, tuple[Any, Rule]] = {
     "transpose": (primitives.transpose_p, products.transpose),
     "gather": (primitives.gather_p, rules.gather),
     "scatter_add": (primitives.scatter_add_p, rules.scatter_add),
+    "reduce_window_sum": (
+        primitives.reduce_window_sum_p,
+        pooling.reduce_window("sum"),
+    ),
+    "reduce_window_max": (
+        primitives.reduce_window_max_p,
+        pooling.reduce_window("max"),
+    ),
+    "reduce_window_min": (
+        primitives.reduce_window_min_p,
+        pooling.reduce_window("min"),
+    ),
+    "select_and_scatter_add": (
+        primitives.select_and_scatter_add_p,
+        pooling.select_and_scatter_add,
+    ),
 }
 # GPUs are left alone: their compiler lays out arrays itself.
 _PLATFORMS = ("cpu",)
