@@ -64,14 +64,15 @@ def reduce_window(operator: str) -> Rule:
         if any(n > 1 and window.stride > 1 for _, window, n in steps):
             return None
         is_gradient = any(n > 1 for n in spread)
-        kind = f"{operator}, gradient" if is_gradient else operator.replace("min", "max")
+        kind = (
+            f"{operator}, gradient" if is_gradient else operator.replace("min", "max")
+        )
         arrays = (out, given) if is_gradient else (given, out)
         if not _are_ours(kind, ctx, x, steps, *arrays):
             return None
 
         def run(y: Any) -> Any:
-            if operator == "sum":
-                y = y.astype(wide(y.dtype))
+            y = y.astype(wide(y.dtype))
             for axis, window, n in steps[:: -1 if is_gradient else 1]:
                 if n > 1:
                     y = windows.spread_sum_along(y, axis, window, n)
@@ -111,12 +112,11 @@ def select_and_scatter_add(
         return None
 
     def run(ct: Any, y: Any) -> Any:
-        taken = []
+        ct, y, taken = ct.astype(wide(ct.dtype)), y.astype(wide(y.dtype)), []
         # The last axis first: of equal elements the first in row-major order is chosen.
         for axis, window, _ in reversed(steps):
             y, chosen = windows.first_max(y, axis, window)
             taken.append((axis, window, chosen))
-        ct = ct.astype(wide(ct.dtype))
         for axis, window, chosen in reversed(taken):
             ct = windows.spread_p(ct, chosen, axis=axis, window=window)
         return ct.astype(aval.dtype)
