@@ -95,6 +95,14 @@ def test_convolutions_are_plain_sums():
     assert "winograd = true" not in hlo
 
 
+def test_convolutions_are_filtered_where_a_program_may_be_less_exact():
+    x, w = array(1, 16, 12, 16), array(3, 3, 16, 32)
+    numbers = ("NHWC", "HWIO", "NHWC")
+    with jax.default_matmul_precision("default"):
+        *_, hlo = both(lambda x, w: convolve(x, w, dimension_numbers=numbers), x, w)
+    assert "winograd = true" in hlo
+
+
 def test_the_result_has_the_type_that_was_preferred():
     x, w = array(2, 8, 9, 7, dtype="bfloat16"), array(6, 8, 3, 3, dtype="bfloat16")
     expected, found, record, _ = both(
