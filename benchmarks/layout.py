@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times functions as they are and in the formats that `optimize_layout` finds.
+"""Times functions as they are, in the formats that `optimize_layout` finds, and as they
+are with kernels installed.
 
 `python -m benchmarks.layout --help`.
 """
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -72,6 +74,14 @@ def _scanned(order: str, steps: int = 5) -> Callable[..., Any]:
     return f
 
 
+def _convolved(w: Any, x: Any, groups: int = 1) -> Any:
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", feature_group_count=groups)
+
+
+def _one_image(w: Any, x: Any) -> Any:
+    return _convolved(w, x[None])[0]
+
+
 def _gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     return jax.grad(lambda p, *args: jnp.sum(f(p, *args) ** 2))
 
@@ -100,6 +110,15 @@ def cases() -> Iterator[Case]:
             f, of = _scanned(order), f"{order} {n}x{c}x{size}x{size}"
             yield Case(f"scan, {of}", f, args)
             yield Case(f"scan, gradient, {of}", _gradient(f), args)
+    x = _normal(8, 64, 28, 28)
+    for title, groups in (("depthwise", 64), ("32 groups", 32)):
+        f = functools.partial(_convolved, groups=groups)
+        args = _normal(64, 64 // groups, 3, 3), x
+        yield Case(f"{title}, NCHW 8x64x28x28", f, args)
+        yield Case(f"{title}, gradient, NCHW 8x64x28x28", _gradient(f), args)
+    f, args = jax.vmap(_one_image), (_normal(8, 64, 64, 3, 3), x)
+    yield Case("filters of each sample, NCHW 8x64x28x28", f, args)
+    yield Case("filters of each sample, gradient, NCHW 8x64x28x28", _gradient(f), args)
     x = _normal(4, 3, 32, 32)
     p = nets.make(nets.tiny_resnet, x)
     batches = jnp.stack([x] * 4)
@@ -176,12 +195,20 @@ def run(case: Case, timing: Timing, on_round: Callable[[], None]) -> CaseResult:
     ours = optimized.lower(*args).compile()
     planner: Any = jl.optimize_layout(case.f)
     report = plan.report if plan else planner.layout_report(*args)
+    with jl.installed():
+        installed = jax.jit(case.f).lower(*case.args).compile()
     found, expected = ours(*args), theirs(*case.args)
     if plan is not None:
         found = plan.logical(found)
-    skipped = {} if _close(found, expected) else {"ours": "wrong result"}
+    results = {"ours": found, "installed": installed(*case.args)}
+    skipped = {
+        family: "wrong result"
+        for family, result in results.items()
+        if not _close(result, expected)
+    }
     contenders = [
         xla_program.contender("ours", "ours", ours, args),
+        xla_program.contender("installed", "ours", installed, case.args),
         xla_program.contender("jax", "peer", theirs, case.args),
     ]
     contenders = [c for c in contenders if c.family not in skipped]
@@ -224,14 +251,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = jax.devices()[0]
     settings = dataclasses.asdict(timing)
     report = runner.record("layout", works, options, settings, device, console)
-    table = Table("case", "jax ms", "ours ms", "times", "MB moved", "then")
+    heads = "jax ms", "ours ms", "installed ms", "times", "times installed"
+    table = Table("case", *heads, "MB moved", "then")
     for result in report.cases:
-        ours, jax_ = (result.sample(family, False) for family in ("ours", "jax"))
+        families = "jax", "ours", "installed"
+        samples = [result.sample(family, False) for family in families]
+        jax_, _, under = samples
+        times = jax_.median / under.median if jax_ and under else 0
         moved = (result.config.get(f"{i}_bytes", "0") for i in ("original", "planned"))
         table.add_row(
             result.name,
-            *(f"{1e3 * s.median:.2f}" if s else "wrong" for s in (jax_, ours)),
+            *(f"{1e3 * s.median:.2f}" if s else "wrong" for s in samples),
             f"{result.speedup('jax', False) or 0:.2f}",
+            f"{times:.2f}",
             *(f"{int(b) / 1e6:.1f}" for b in moved),
         )
     console.print(table)

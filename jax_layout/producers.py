@@ -107,7 +107,28 @@ def is_zeros(value: Any) -> bool:
     operation = maker(value)
     if operation is None or operation.name != "stablehlo.broadcast_in_dim":
         return False
-    operation = maker(operation.operands[0])
+    return _is_zero(operation.operands[0])
+
+
+def padded(value: Any) -> tuple[Any, list[int], list[int], list[int]] | None:
+    """What a value is, padded with zeros between its elements; None if it is not.
+
+    Returns:
+      that, and for each axis the zeros in front, behind and between.
+    """
+    operation = maker(value)
+    if operation is None or operation.name != "stablehlo.pad":
+        return None
+    low, high, between = (
+        [int(n) for n in operation.attributes[name]]
+        for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
+    )
+    found = any(between) and _is_zero(operation.operands[1])
+    return (operation.operands[0], low, high, between) if found else None
+
+
+def _is_zero(value: Any) -> bool:
+    operation = maker(value)
     if operation is None or operation.name != "stablehlo.constant":
         return False
     text = str(operation.attributes["value"])

@@ -43,7 +43,7 @@ def sum_along(x: Array, axis: int, window: Window) -> Array:
     """The sum of each window."""
     if window.stride == window.size <= _MAX_UNROLLED and window.inside:
         return disjoint_sum_p(x, axis=axis, window=window)
-    return _reduce(x, axis, window, lax.add)
+    return reduce_along(x, axis, window, lax.add)
 
 
 def _disjoint_sum_transpose(ct: Any, x: Any, *, axis: int, window: Window) -> list[Any]:
@@ -66,7 +66,7 @@ def _disjoint_sum_batch(
 disjoint_sum_p = define(
     Op(
         name="pool_sum",
-        lax=lambda x, *, axis, window: _reduce(x, axis, window, lax.add),
+        lax=lambda x, *, axis, window: reduce_along(x, axis, window, lax.add),
         transpose=_disjoint_sum_transpose,
         batch=_disjoint_sum_batch,
     )
@@ -84,13 +84,13 @@ def counts(window: Window, include_pad: bool) -> np.ndarray:
 def max_along(x: Array, axis: int, window: Window) -> Array:
     """The maximum of each window; the gradient goes to the first of equal ones."""
     if window.size > _MAX_UNROLLED or jnp.issubdtype(x.dtype, jnp.integer):
-        return _reduce(x, axis, window, lax.max)
+        return reduce_along(x, axis, window, lax.max)
     return _max(x, axis, window)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _max(x: Array, axis: int, window: Window) -> Array:
-    return _reduce(x, axis, window, lax.max)
+    return reduce_along(x, axis, window, lax.max)
 
 
 @_max.defjvp
@@ -102,9 +102,11 @@ def _max_jvp(
     return y, pick_p(tangent, chosen, axis=axis, window=window)
 
 
-def _reduce(x: Array, axis: int, window: Window, operator: Any) -> Array:
-    """One operator over the windows along one axis."""
+def reduce_along(x: Array, axis: int, window: Window, operator: Any) -> Array:
+    """The sum, maximum or minimum of each window, without a gradient of ours."""
     unit = 0 if operator is lax.add else _lowest(x.dtype)
+    if operator is lax.min:
+        unit = -unit if jnp.issubdtype(x.dtype, jnp.floating) else ~unit
     if window.inside and window.size <= min(window.stride, _MAX_UNROLLED):
         # Elementwise, which is several times faster where it is possible.
         parts = (_slice(x, axis, window, i) for i in range(window.size))
@@ -122,6 +124,45 @@ def _reduce(x: Array, axis: int, window: Window, operator: Any) -> Array:
         along((window.low, window.high), (0, 0)),
         window_dilation=along(window.dilation, 1),
     )
+
+
+def spread_sum_along(x: Array, axis: int, window: Window, spread: int) -> Array:
+    """The sum of each window of x with spread - 1 zeros between its elements.
+
+    Element i of the window of result p is element (p + i * dilation - low) / spread of
+    x, where that is whole: for every phase of p there is a sum of shifted arrays.
+    """
+    zero = np.zeros((), x.dtype)[()]
+    pads = [(0, 0, 0)] * x.ndim
+    if window.size == spread and window.dilation == 1:  # one element in each window
+        y = jnp.repeat(x, spread, axis)
+        low = window.low - spread + 1
+        pads[axis] = (low, window.out - low - y.shape[axis], 0)
+        return lax.pad(y, zero, pads)
+    steps = -(-window.out // spread)
+    shifts = [
+        [
+            (phase + i * window.dilation - window.low) // spread
+            for i in range(window.size)
+            if (phase + i * window.dilation - window.low) % spread == 0
+        ]
+        for phase in range(spread)
+    ]
+    every = [shift for found in shifts for shift in found]
+    low, high = -min(every), max(every) + steps - window.extent
+    pads[axis] = (low, high, 0)
+    x = lax.pad(x, zero, pads)
+    phases = [
+        functools.reduce(
+            lax.add,
+            (lax.slice_in_dim(x, low + i, low + i + steps, axis=axis) for i in found),
+            jnp.zeros((*x.shape[:axis], steps, *x.shape[axis + 1 :]), x.dtype),
+        )
+        for found in shifts
+    ]
+    y = jnp.stack(phases, axis + 1)
+    y = y.reshape(*y.shape[:axis], steps * spread, *y.shape[axis + 2 :])
+    return lax.slice_in_dim(y, 0, window.out, axis=axis)
 
 
 def _lowest(dtype: Any) -> Any:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import primitives
 
 from jax_layout import _backends, _compat, choices
-from jax_layout.install import attention, products, rules
+from jax_layout.install import attention, pooling, products, rules
 from jax_layout.install.record import Lowered, Record
 from jax_layout.install.rules import Program, Rule
 
@@ -31,7 +31,19 @@ _RULES: dict[str, tuple[Any, Rule]] = {
     "transpose": (primitives.transpose_p, products.transpose),
     "gather": (primitives.gather_p, rules.gather),
     "scatter_add": (primitives.scatter_add_p, rules.scatter_add),
+    **{
+        f"reduce_window_{operator}": (
+            getattr(primitives, f"reduce_window_{operator}_p"),
+            pooling.reduce_window(operator),
+        )
+        for operator in ("sum", "max", "min")
+    },
+    "select_and_scatter_add": (
+        primitives.select_and_scatter_add_p,
+        pooling.select_and_scatter_add,
+    ),
 }
+OPERATORS = tuple(_RULES)
 # GPUs are left alone: their compiler lays out arrays itself.
 _PLATFORMS = ("cpu",)
 
@@ -69,7 +81,9 @@ def install(
 
     Args:
       operators: names of jax's primitives, of "conv_general_dilated", "dot_general",
-        "transpose", "gather" and "scatter_add"; all of them if left out.
+        "transpose", "gather", "scatter_add", "reduce_window_sum",
+        "reduce_window_max", "reduce_window_min" and "select_and_scatter_add"; all of
+        them if left out.
       exports: whether `jax.export` writes calls of these kernels too. Such a program
         runs only where this package is imported, and has to be exported with
         `disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(...)]`.
@@ -156,7 +170,7 @@ def is_installed() -> bool:
 
 def _state(name: str, operators: Any, exports: bool, verbose: bool) -> _Installed:
     if operators is None:
-        operators = tuple(_RULES)
+        operators = OPERATORS
     if isinstance(operators, str) or not isinstance(operators, Sequence | set):
         raise TypeError(
             f"{name}: operators must be a sequence of strings, got {operators!r}."
@@ -166,7 +180,8 @@ def _state(name: str, operators: Any, exports: bool, verbose: bool) -> _Installe
             raise TypeError(f"{name}: operators must be strings, got {operator!r}.")
         if operator not in _RULES:
             raise ValueError(
-                f"{name}: operators must be of {', '.join(_RULES)}, got {operator!r}."
+                f"{name}: operators must be of {', '.join(OPERATORS)}, "
+                f"got {operator!r}."
             )
     return _Installed(frozenset(operators), bool(exports), bool(verbose), Record())
 

@@ -118,7 +118,8 @@ def method(kernel: op.Kernel) -> str:
 # --- convolutions
 
 _CONVOLUTIONS = {"y": "conv", "x": "conv_input_grad", "w": "conv_weight_grad"}
-# Plain sums, as exact as jax's: no Winograd, whose products are of sums.
+# Where nothing is asked for, plain sums, as exact as jax's: no Winograd, whose products
+# are of sums.
 _PLAIN_SUMS = (Precision.HIGHEST, Precision.HIGHEST)
 
 
@@ -136,6 +137,7 @@ def convolution(
     dimension_numbers: Any,
     feature_group_count: int,
     batch_group_count: int,
+    precision: Any,
     **params: Any,
 ) -> Sequence[Any] | None:
     """One of the three passes, if that is what it is."""
@@ -164,7 +166,7 @@ def convolution(
         turned_ctx = ctx
     options = {
         "conv": conv,
-        "precision": _PLAIN_SUMS,
+        "precision": precision if isinstance(precision, tuple) else _PLAIN_SUMS,
         "dtype": np.dtype(out.dtype),
         "out_sharding": None,
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jax_layout.install import compare
-from jax_layout.install.install import install, uninstall
+from jax_layout.install.install import OPERATORS, install, uninstall
 from jax_layout.install.record import Record, readable
 
 
@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--only",
         metavar="PRIMITIVE,...",
-        help="of conv_general_dilated, dot_general, transpose, gather, scatter_add",
+        help=f"of {', '.join(OPERATORS)}",
     )
     add("--verbose", action="store_true", help="log each operation that is lowered")
     add("-m", dest="module", action="store_true", help="a module's name follows")

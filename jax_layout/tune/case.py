@@ -34,6 +34,7 @@ class Case:
       whole: a program that is timed as it stands, however short.
       hot: its operands were just computed, as those of a norm: one set, in caches
         as far as it fits.
+      operators: of jax's own, those that are lowered to ours, as by `jl.install`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Case:
     together: bool = False
     whole: bool = False
     hot: bool = False
+    operators: tuple[str, ...] = ()
 
     def operands(self, stack: Sizes = ()) -> list[np.ndarray]:
         """Numbers that the dtypes hold, with leading axes for copies."""

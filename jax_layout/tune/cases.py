@@ -15,7 +15,7 @@ import jax
 import jax_layout as jl
 from jax_layout.formats.tags import store, stored
 from jax_layout.plain import jnp, nn
-from jax_layout.tune import attention_cases
+from jax_layout.tune import attention_cases, pooling_cases
 from jax_layout.tune.case import Case, Function, Sizes, case_of, with_gradient
 
 # --- products
@@ -509,7 +509,7 @@ def _matrix_sums(quick: bool) -> Iterator[Case]:
 
 _FAMILIES = (_products, _batches, _layers, _attention, attention_cases.attention,
              attention_cases.caches, _recurrences, _convolutions, _permutes, _rows,
-             _segments, _norms, _matrix_sums)  # fmt: skip
+             _segments, _norms, _matrix_sums, pooling_cases.pooling)  # fmt: skip
 
 
 def all_cases(quick: bool = False) -> list[Case]:

@@ -11,6 +11,7 @@ that are not in the first-level cache, and XLA's freedom to make one kernel of t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 import time
@@ -23,6 +24,7 @@ import numpy as np
 
 from jax_layout import choices
 from jax_layout.choices import Work
+from jax_layout.install.install import installed
 from jax_layout.tune.case import Case
 
 # Work -> method -> XLA's time over the method's.
@@ -126,7 +128,10 @@ def measure_case(case: Case, timing: Timing) -> tuple[Points, list[str]]:
     """The points of a case, and what is wrong with the results of its methods."""
     cpu = jax.devices("cpu")[0]
     program, sets = _program(case, cpu)
-    baseline, works = _lowered(program, sets[0], "lax")
+    lowered_with = functools.partial(_lowered, case.operators, program, sets[0])
+    baseline, works = lowered_with("lax")
+    if case.operators:  # which are not asked about where all is to be plain
+        _, works = lowered_with("kernels")
     variants: dict[tuple[str, Work | None], tuple[Any, list[Work]]] = {}
     methods = {work: known for work, known in works}
     every = dict.fromkeys(m for known in methods.values() for m in known)
@@ -134,7 +139,7 @@ def measure_case(case: Case, timing: Timing) -> tuple[Points, list[str]]:
     if not case.together and len(methods) > 1:
         wanted = [(m, work) for work, known in methods.items() for m in known]
     for method, work in wanted:
-        lowered, asked = _lowered(program, sets[0], method, work)
+        lowered, asked = lowered_with(method, work)
         if lowered.as_text() != baseline.as_text():
             ran = [w for w, known in asked if method in known and work in (None, w)]
             variants[method, work] = lowered, ran
@@ -177,6 +182,7 @@ def _program(case: Case, device: Any) -> tuple[Callable[..., Any], list[list[Any
 
 
 def _lowered(
+    operators: Sequence[str],
     program: Callable[..., Any],
     operands: Sequence[Any],
     method: str,
@@ -187,7 +193,7 @@ def _lowered(
     def fresh(*given: Any) -> Any:  # jax keeps what it lowered, by function
         return program(*given)
 
-    with choices.forced(method, work), choices.asked() as asked:
+    with installed(operators), choices.forced(method, work), choices.asked() as asked:
         return jax.jit(fresh).lower(*operands), asked
 
 

@@ -95,6 +95,14 @@ def test_convolutions_are_plain_sums():
     assert "winograd = true" not in hlo
 
 
+def test_convolutions_are_filtered_where_a_program_may_be_less_exact():
+    x, w = array(1, 16, 12, 16), array(3, 3, 16, 32)
+    numbers = ("NHWC", "HWIO", "NHWC")
+    with jax.default_matmul_precision("default"):
+        *_, hlo = both(lambda x, w: convolve(x, w, dimension_numbers=numbers), x, w)
+    assert "winograd = true" in hlo
+
+
 def test_the_result_has_the_type_that_was_preferred():
     x, w = array(2, 8, 9, 7, dtype="bfloat16"), array(6, 8, 3, 3, dtype="bfloat16")
     expected, found, record, _ = both(
@@ -388,6 +396,63 @@ def test_transposes_that_xla_fuses_are_its_own():
     expected, found, record, _ = both(lambda x: x.T, x)
     assert np.array_equal(found, expected)
     assert ours(record, "transpose") == 1
+
+
+# --- windows
+
+POOLS = {
+    "2/2": (2, 2, "VALID", 1),
+    "3/2 same": (3, 2, "SAME", 1),
+    "3/1 padded": (3, 1, [(1, 1), (1, 0)], 1),
+    "2/3": (2, 3, "VALID", 1),
+    "dilated": (2, 1, [(0, 0), (2, 1)], 2),
+}
+UNITS = {"sum": (0, lax.add), "max": (-np.inf, lax.max), "min": (np.inf, lax.min)}
+
+
+@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("operator, dtype", [("sum", "float32"), ("max", "float32"),
+                                             ("min", "float16"), ("sum", "bfloat16"),
+                                             ("max", "bfloat16")])  # fmt: skip
+def test_windows_and_their_gradients(name, operator, dtype):
+    size, stride, padding, dilation = POOLS[name]
+    if not isinstance(padding, str):
+        padding = [(0, 0), *padding, (0, 0)]
+    unit, combine = UNITS[operator]
+    if operator != "sum" and dilation > 1:
+        pytest.skip("jax has no gradient of it")
+
+    def pool(x):
+        return lax.reduce_window(
+            x, np.array(unit, x.dtype)[()], combine, (1, size, size, 1),
+            (1, stride, stride, 1), padding, window_dilation=(1, dilation, dilation, 1)
+        )  # fmt: skip
+
+    def f(x):
+        y, pull = jax.vjp(pool, x)
+        weight = jnp.arange(1, y.size + 1).reshape(y.shape) % 5
+        return y, pull(weight.astype(y.dtype))
+
+    # Of equal elements, of which there are many, the first has the gradient.
+    x = jnp.round(3 * array(2, 8, 9, 3)).astype(dtype)
+    expected, found, record, hlo = both(f, x)
+    assert_close(found, expected)
+    assert ours(record, f"reduce_window_{operator}") == 1 + (operator == "sum")
+    if operator == "max":
+        assert ours(record, "select_and_scatter_add") == 1
+        assert "select-and-scatter" not in hlo
+
+
+def test_windows_of_16_bits_are_added_in_32():
+    x = jnp.full((1, 256, 256, 1), 1.01, jnp.bfloat16)
+    zero, ones = np.zeros((), x.dtype)[()], (1, 1, 1, 1)
+    size = (1, 255, 255, 1)
+    _, found, record, _ = both(
+        lambda x: lax.reduce_window(x, zero, lax.add, size, ones, "VALID"), x
+    )
+    assert ours(record, "reduce_window_sum") == 1
+    exact = float(x[0, 0, 0, 0]) * 255**2
+    np.testing.assert_allclose(np.asarray(found, np.float32), exact, rtol=2**-8)
 
 
 # --- rows
