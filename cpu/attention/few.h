@@ -295,7 +295,7 @@ void FewPowers(const AttentionTask& task, const Lengths& lengths, int64_t k0,
       const float shift =
           std::max(LargestOf<V>(row, seen.begin, seen.end), most[r]);
       const float sum = PowersOf<V>(row, seen.begin, seen.end, shift);
-      if (shift != most[r]) factors[r] = std::exp2(most[r] - shift);
+      if (shift != most[r]) factors[r] = std::exp(most[r] - shift);
       most[r] = shift;
       total[r] = total[r] * factors[r] + sum;
     }
@@ -310,7 +310,7 @@ void FewOf(const AttentionFewTask& task) {
   const FewSums<V> at(p);
   const int64_t rows = FewQueries(p), features = p.features;
   const int64_t head_floats = FloatsFew<V>(p);
-  const float factor = p.scale * kLog2E;
+  const float factor = p.scale;
   const Lengths lengths = LengthsOf(p, task.buffers, task.batch);
   const SeenKeys all = SeenByAny(p, 0, p.queries, lengths);
   for (int64_t i = 0; i < task.heads; ++i) {
@@ -414,7 +414,7 @@ void FinishFew(const AttentionTask& task, float* parts, int64_t count) {
     }
     for (int64_t i = 0; i < count; ++i) {
       float* part = parts + i * at.end;
-      const float factor = std::exp2(part[at.most + r] - most);
+      const float factor = std::exp(part[at.most + r] - most);
       total += factor * part[at.total + r];
       for (int64_t j = 0; j < at.wide; j += V::kLanes) {
         float* to = parts + r * at.wide + j;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,7 @@ def update_cache(
     axis: int = 1,
     mode: str = "drop",
     block_tables: ArrayLike | None = None,
+    order: str | None = None,
 ) -> Array:
     """The cache with new rows from a position on, which differs between sequences.
 
@@ -47,6 +49,9 @@ def update_cache(
         all sequences share (PagedAttention, arXiv:2309.06180): which blocks hold the R
         x M rows of a sequence, in their order. A row of a block that is not there, such
         as -1, is outside. Where two rows go to one place, either stays.
+      order: a letter for each axis of `cache` and `new`, as `dot_product_attention` has
+        them: "B" is their first axis above, "T" that of the rows, behind it; of others
+        there may be any, also in front, such as of "NBTH". Instead of `axis`.
 
     Returns:
       shape and dtype of `cache`.
@@ -69,6 +74,27 @@ def update_cache(
 
     def fail(what: str) -> None:
         raise ValueError(f"update_cache: {what}.")
+
+    if order is not None:
+        front, axis = order.find("B"), order.find("T") - order.find("B")
+        if len(set(order)) != len(order) or front < 0 or axis <= 0:
+            fail(f"order must be different letters, T behind B, got {order!r}")
+        if not len(order) == cache.ndim == new.ndim:
+            fail(
+                f"order must name the axes of cache and new, got {order!r}, "
+                f"{cache.shape} and {new.shape}"
+            )
+        if cache.shape[:front] != new.shape[:front]:
+            fail(
+                f"new must be shaped as cache but for axes B and T of {order!r}, got "
+                f"{new.shape} and {cache.shape}"
+            )
+        update = functools.partial(
+            update_cache, axis=axis, mode=mode, block_tables=block_tables
+        )
+        for _ in range(front):
+            update = jax.vmap(update, (0, 0, None))
+        return update(cache, new, position)
 
     if new.dtype != cache.dtype:
         raise TypeError(
