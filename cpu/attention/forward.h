@@ -111,8 +111,7 @@ void FinishQueries(const AttentionTask& task, const QueryBlock& queries,
            p.y.At(task.batch, task.head, queries.group, t);
     const bool nothing = total[r] == 0;
     task.buffers.sums[p.RowAt(task.batch, task.head, queries.group, t)] =
-        nothing ? RowSum{kNothingSeen, 0}
-                : RowSum{most[r], std::log(total[r])};
+        nothing ? RowSum{kNothingSeen, 0} : RowSum{most[r], std::log(total[r])};
     const float* from = sums + r * wide;
     float factor = 1 / total[r];
     if (nothing) {
