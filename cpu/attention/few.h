@@ -65,8 +65,8 @@ struct ListedRows {
 constexpr int64_t kLine = 1 << 16;
 
 // Asks memory for rows a line at a time, in the order in which they lie, as it
-// and the processor's own prefetching like it best, and as evenly as there are
-// steps.
+// and the processor's own prefetching like it best, and evenly: a step for
+// every four vectors that are read.
 template <class T, class R>
 class Ahead {
  public:
@@ -80,18 +80,10 @@ class Ahead {
 
   JAX_LAYOUT_INLINE void Ask(int64_t parts) {
     asked_ += parts;
-    while (asked_ >= kLine && left_ > 0) {
-      const int64_t n = left_ < 4 ? 1 : 4;  // hardly more instructions
+    for (; asked_ >= kLine && left_ > 0; asked_ -= kLine) {
       __builtin_prefetch(at_, 0, 3);
-      if (n == 4) {
-        __builtin_prefetch(at_ + 64, 0, 3);
-        __builtin_prefetch(at_ + 128, 0, 3);
-        __builtin_prefetch(at_ + 192, 0, 3);
-      }
-      at_ += n * 64;
-      asked_ -= n * kLine;
-      left_ -= n;
-      if (left_ == 0) Next();
+      at_ += 64;
+      if (--left_ == 0) Next();
     }
   }
   int64_t lines_of_row() const { return lines_; }
@@ -133,7 +125,8 @@ void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
   constexpr int kLanes = V::kLanes, kKeysAtOnce = kLanes / kRows;
   const int64_t whole = features / kLanes * kLanes;
   const int tail = static_cast<int>(features - whole);
-  const int64_t asked = lines * kKeysAtOnce * kLanes / Most(kLanes, whole);
+  const int64_t asked =
+      lines * Least(4, kKeysAtOnce) * kLanes / Most(kLanes, whole);
   for (int64_t j = 0; j < count; j += kKeysAtOnce) {
     const T* row[kKeysAtOnce];
     Reg sum[kLanes];
@@ -144,12 +137,12 @@ void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) sum[i] = V::Zero();
     for (int64_t h = 0; h < whole; h += kLanes) {
-      ahead->Ask(asked);
       Reg left[kRows];
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) left[r] = V::Load(q + r * wide + h);
 #pragma GCC unroll 16
       for (int i = 0; i < kKeysAtOnce; ++i) {
+        if (i % 4 == 0) ahead->Ask(asked);
         const Reg right = V::Load(row[i] + h);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
@@ -185,14 +178,15 @@ void FewValues(const float* powers, const T* v, const R& rows, int64_t count,
       sum[r][i] = V::Load(sums + r * wide + i * kLanes) * V::Set(factors[r]);
     }
   }
+  const int64_t asked = lines * Least(4, kVectors) / kVectors;
   for (int64_t j = 0; j < count; ++j) {
     const T* row = v + rows.At(j);
-    ahead->Ask(lines);
     Reg left[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) left[r] = V::Set(powers[r * kStripLd + j]);
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) {
+      if (i % 4 == 0) ahead->Ask(asked);
       const Reg right = i == kVectors - 1 ? V::Load(row + i * kLanes, tail)
                                           : V::Load(row + i * kLanes);
 #pragma GCC unroll 4
