@@ -480,6 +480,11 @@ def test_the_tables_may_choose_jax():
             ValueError,
             "key_value_seq_lengths",
         ),
+        (
+            {"key_value_seq_lengths": jnp.array([3, S + 1], np.int32)},
+            ValueError,
+            "key_value_seq_lengths",
+        ),
         ({"order": "BTNX"}, ValueError, "order"),
         ({"key_value_order": "BTN"}, ValueError, "key_value_order"),
         ({"order": "TNH"}, ValueError, "the axis B"),
