@@ -66,7 +66,7 @@ constexpr int64_t kLine = 1 << 16;
 
 // Asks memory for rows a line at a time, in the order in which they lie, as it
 // and the processor's own prefetching like it best, and evenly: a step for
-// every four vectors that are read.
+// every four vectors that are read, or one for all of several queries.
 template <class T, class R>
 class Ahead {
  public:
@@ -125,8 +125,9 @@ void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
   constexpr int kLanes = V::kLanes, kKeysAtOnce = kLanes / kRows;
   const int64_t whole = features / kLanes * kLanes;
   const int tail = static_cast<int>(features - whole);
-  const int64_t asked =
-      lines * Least(4, kKeysAtOnce) * kLanes / Most(kLanes, whole);
+  // Keys of a step.
+  constexpr int64_t kStep = kRows == 1 ? Least(4, kLanes) : kKeysAtOnce;
+  const int64_t asked = lines * kStep * kLanes / Most(kLanes, whole);
   for (int64_t j = 0; j < count; j += kKeysAtOnce) {
     const T* row[kKeysAtOnce];
     Reg sum[kLanes];
@@ -137,12 +138,13 @@ void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) sum[i] = V::Zero();
     for (int64_t h = 0; h < whole; h += kLanes) {
+      if constexpr (kRows > 1) ahead->Ask(asked);
       Reg left[kRows];
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) left[r] = V::Load(q + r * wide + h);
 #pragma GCC unroll 16
       for (int i = 0; i < kKeysAtOnce; ++i) {
-        if (i % 4 == 0) ahead->Ask(asked);
+        if (kRows == 1 && i % kStep == 0) ahead->Ask(asked);
         const Reg right = V::Load(row[i] + h);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
@@ -178,15 +180,17 @@ void FewValues(const float* powers, const T* v, const R& rows, int64_t count,
       sum[r][i] = V::Load(sums + r * wide + i * kLanes) * V::Set(factors[r]);
     }
   }
-  const int64_t asked = lines * Least(4, kVectors) / kVectors;
+  constexpr int kStep = kRows == 1 ? 4 : kVectors;
+  const int64_t asked = lines * Least(kStep, kVectors) / kVectors;
   for (int64_t j = 0; j < count; ++j) {
     const T* row = v + rows.At(j);
+    if constexpr (kRows > 1) ahead->Ask(asked);
     Reg left[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) left[r] = V::Set(powers[r * kStripLd + j]);
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) {
-      if (i % 4 == 0) ahead->Ask(asked);
+      if (kRows == 1 && i % kStep == 0) ahead->Ask(asked);
       const Reg right = i == kVectors - 1 ? V::Load(row + i * kLanes, tail)
                                           : V::Load(row + i * kLanes);
 #pragma GCC unroll 4
