@@ -296,7 +296,7 @@ def _check(
     ends = lengths[1]
     if ends is None or isinstance(ends, jax.core.Tracer) or not b:
         return
-    if ends.is_fully_addressable and (most := int(np.max(ends))) > s:
+    if ends.is_fully_addressable and (most := int(np.asarray(ends).max())) > s:
         fail(f"key_value_seq_lengths must be at most key's {s} rows, got {most}")
 
 
