@@ -2,13 +2,15 @@
 """Learns to write as Python's manual does, and writes: a decoder-only transformer.
 
     python -m examples.generate
-    python -m examples.generate --size 1b --tokens 32
+    python -m examples.generate --size 1b --batch 1 8 --tokens 24 --rounds 2
 
 The network is of Llama's shape (RMS norm, rotary positions, grouped heads, gated MLP),
 in bfloat16 with one byte per token. "small" learns from the help topics that come with
 Python for as long as asked; "1b" has random weights, and its text is noise. The same
-network then reads a prompt and writes, with this package's calls and with plain JAX's,
-the two taking turns. Printed: what it wrote, and tokens per second of both.
+network then reads a prompt and writes, with this package's calls, with plain JAX's and,
+if it is installed, in PyTorch, by turns. Printed: what it wrote, and tokens per second;
+beside those written, how much of their time reading all weights once takes, where they
+are more than caches hold.
 """
 
 import argparse
@@ -29,11 +31,14 @@ from rich.progress import Progress
 from rich.table import Table
 
 import jax_layout as jl
+from benchmarks.harness import LINGERS
+from benchmarks.peers import sweep_peer
 
 Params = dict[str, Any]
 Array = jax.Array
 PROMPT = "The assignment statement "
 LEARNING_RATE = 2e-3
+LARGE = 256 << 20  # bytes, more than a cache holds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,11 +285,87 @@ class Writer:
         return written, middle - start, time.perf_counter() - middle
 
 
+WriterOfAny = Callable[[np.ndarray, int], tuple[Any, float, float]]
+
+
+def writers(size: Size, params: Params, most: int) -> dict[str, WriterOfAny]:
+    """By the name of the library."""
+    found: dict[str, WriterOfAny] = {
+        "jax_layout": Writer(OURS, size, params, most),
+        "plain JAX": Writer(PLAIN, size, params, most),
+    }
+    try:
+        from examples.generate_torch import TorchWriter
+    except ImportError:
+        return found
+    return found | {"PyTorch": TorchWriter(params, most)}
+
+
+def sweep(size: Size, params: Params) -> Callable[[], float] | None:
+    """Seconds to read what a step reads: all weights, and of the embedding a row."""
+    read = [
+        x for x in jax.tree.leaves(params | {"embedding": []}) if x.size > size.width
+    ]
+    if sum(x.nbytes for x in read) < LARGE or jax.default_backend() != "cpu":
+        return None
+    try:
+        [contender, *_] = sweep_peer.contenders([read])
+    except OSError:  # no compiler
+        return None
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        contender.launch(0)
+        return time.perf_counter() - start
+
+    return seconds
+
+
+@dataclasses.dataclass
+class Measured:
+    """Seconds of each turn: of reading and writing by library, and of the sweep."""
+
+    read: dict[str, list[float]]
+    write: dict[str, list[float]]
+    sweep: list[float]
+
+
+def measure(
+    size: Size,
+    params: Params,
+    tokens: np.ndarray,
+    count: int,
+    rounds: int,
+    console: Console,
+) -> tuple[np.ndarray, Measured]:
+    """What the first sequence becomes, and how long it takes."""
+    found = writers(size, params, tokens.shape[1] + count)
+    weights = sweep(size, params)
+    times = Measured({name: [] for name in found}, {name: [] for name in found}, [])
+    with Progress(console=console, transient=True) as bar:
+        turns = range(-1, rounds)  # the first compiles
+        for turn in bar.track(turns, description="reading and writing"):
+            for name, writer in found.items():
+                written, read, write = writer(tokens, count)
+                if name == "jax_layout":
+                    wrote = np.asarray(written[0])
+                if name == "PyTorch":
+                    time.sleep(LINGERS)  # its threads wait in a loop for more work
+                if turn >= 0:
+                    times.read[name].append(read)
+                    times.write[name].append(write)
+                if weights is not None and turn >= 0:
+                    times.sweep += [weights() for _ in range(3)]
+    return wrote, times
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--seconds", type=float, default=60, help="to learn")
-    parser.add_argument("--batch", type=int, default=1, help="sequences at a time")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=[1], help="sequences at a time"
+    )
     parser.add_argument("--prompt", type=int, default=512, help="tokens to read")
     parser.add_argument("--tokens", type=int, default=256, help="to write")
     parser.add_argument("--rounds", type=int, default=3)
@@ -295,35 +376,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         params = learn(size, options.seconds, console)
     else:
         params = random_params(size)
-    most = options.prompt + options.tokens
     corpus = text()[: options.prompt - len(PROMPT)]
     prompt = np.concatenate([corpus, np.frombuffer(PROMPT.encode(), np.uint8)])
-    tokens = np.tile(prompt.astype(np.int32), (options.batch, 1))
-    writers = {
-        name: Writer(library, size, params, most)
-        for name, library in (("jax_layout", OURS), ("plain JAX", PLAIN))
-    }
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in writers}
-    with Progress(console=console, transient=True) as bar:
-        rounds = range(-1, options.rounds)  # the first compiles
-        for turn in bar.track(rounds, description="reading and writing"):
-            for name, writer in writers.items():
-                written, *seconds = writer(tokens, options.tokens)
-                if turn >= 0:
-                    times[name].append((seconds[0], seconds[1]))
-                if name == "jax_layout":
-                    wrote = np.asarray(written[0])
+    table = Table("tokens per second", "batch", "read", "write", box=box.SIMPLE)
+    table.add_column("weights, % of write")
+    for batch in options.batch:
+        tokens = np.tile(prompt.astype(np.int32), (batch, 1))
+        wrote, times = measure(
+            size, params, tokens, options.tokens, options.rounds, console
+        )
+        for name in times.read:
+            read, write = (
+                statistics.median(x) for x in (times.read[name], times.write[name])
+            )
+            row = [name, f"{batch}", f"{tokens.size / read:,.0f}"]
+            row.append(f"{batch * options.tokens / write:,.1f}")
+            if times.sweep:
+                share = statistics.median(times.sweep) * options.tokens / write
+                row.append(f"{100 * share:.0f}")
+            table.add_row(*row)
     if size.vocabulary == 256:
         console.print(PROMPT, style="bold", end="")
         console.print(bytes(wrote.astype(np.uint8)).decode(errors="replace"))
-    table = Table("tokens per second", "read", "write", box=box.SIMPLE)
-    for name, pairs in times.items():
-        read, write = (statistics.median(x) for x in zip(*pairs, strict=True))
-        table.add_row(
-            name,
-            f"{tokens.size / read:,.0f}",
-            f"{options.batch * options.tokens / write:,.1f}",
-        )
     console.print(table)
     return 0
 

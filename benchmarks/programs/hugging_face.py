@@ -42,6 +42,16 @@ def _gpt2(dtype: Any) -> tuple[Any, Any]:
     return _model("GPT2LMHeadModel", config, dtype)
 
 
+def _long_gpt2(dtype: Any) -> Made:
+    from transformers import GPT2Config
+
+    length = 2048
+    config = GPT2Config(vocab_size=_WORDS, n_layer=1, n_positions=length)
+    model, p = _model("GPT2Model", config, dtype)
+    words = integers(_WORDS, 1, length)
+    return lambda p, words: model(words, params=p).last_hidden_state, (p, words)
+
+
 def _llama(dtype: Any) -> tuple[Any, Any]:
     from transformers import LlamaConfig
 
@@ -221,6 +231,7 @@ COLLECTION = Collection(
     ("transformers", "flax"),
     (
         *both("GPT-2, 128 words", _logits(_gpt2, 1, 128)),
+        *both("GPT-2, 1 layer, 2048 words", _long_gpt2),
         *both("GPT-2, gradient, 2x64 words", _learns(_gpt2, 2, 64)),
         *both("GPT-2, decode, 1 row", _decodes(_gpt2, 1)),
         *both("GPT-2, decode, 8 rows", _decodes(_gpt2, 8)),

@@ -5,9 +5,10 @@
 //   operands  cache, aliased to the result; new, of the same dtype and shape
 //             but for the rows; position, int32, one for each of the batch;
 //             for a cache in blocks, tables, int32, 2-D: batch, and which of
-//             the cache's first axis holds each block of rows
+//             the cache's holds each block of rows
 //   result    the cache
-//   axis      int64: that of the rows; the first is the batch, or the blocks
+//   first     int64: the axis that is the batch, or the blocks
+//   axis      int64: that of the rows, behind it
 //   strict    bool: whether rows without a place are an error
 #include "attention/cache.h"  // the backend's
 
@@ -20,9 +21,10 @@ namespace {
 ffi::Error Execute(ffi::ThreadPool pool, ffi::AnyBuffer cache,
                    ffi::AnyBuffer rows, ffi::AnyBuffer position,
                    ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
-                   int64_t axis, bool strict) {
+                   int64_t first, int64_t axis, bool strict) {
   const auto shape = cache.dimensions(), of_rows = rows.dimensions();
-  bool fits = axis > 0 && axis < static_cast<int64_t>(shape.size()) &&
+  bool fits = first >= 0 && axis > first &&
+              axis < static_cast<int64_t>(shape.size()) &&
               of_rows.size() == shape.size() &&
               y->element_count() == cache.element_count() &&
               y->element_type() == cache.element_type() &&
@@ -31,10 +33,14 @@ ffi::Error Execute(ffi::ThreadPool pool, ffi::AnyBuffer cache,
   CacheProblem p;
   p.bytes = static_cast<int64_t>(ffi::ByteWidth(cache.element_type()));
   for (size_t d = 0; fits && d < shape.size(); ++d) {
+    const auto batch = static_cast<size_t>(first);
     const auto at = static_cast<size_t>(axis);
     if (d == at) continue;
-    fits = shape[d] == of_rows[d] || (d == 0 && rest.size() == 1);
-    (d == 0 ? p.batch : d < at ? p.middle : p.bytes) *= of_rows[d];
+    fits = shape[d] == of_rows[d] || (d == batch && rest.size() == 1);
+    (d < batch    ? p.front
+     : d == batch ? p.batch
+     : d < at     ? p.middle
+                  : p.bytes) *= of_rows[d];
   }
   if (fits && rest.size() == 1) {
     const auto tables = *rest.get<ffi::AnyBuffer>(0);
@@ -42,7 +48,7 @@ ffi::Error Execute(ffi::ThreadPool pool, ffi::AnyBuffer cache,
     fits = extents.size() == 2 && extents[0] == p.batch &&
            tables.element_type() == ffi::S32;
     p.tables = static_cast<const int32_t*>(tables.untyped_data());
-    p.blocks = shape[0];
+    p.blocks = shape[first];
     p.width = fits ? extents[1] : 0;
   }
   if (!fits || static_cast<int64_t>(position.element_count()) != p.batch) {
@@ -72,6 +78,7 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                            .Arg<ffi::AnyBuffer>()  // position
                            .RemainingArgs()        // tables
                            .Ret<ffi::AnyBuffer>()  // cache
+                           .Attr<int64_t>("first")
                            .Attr<int64_t>("axis")
                            .Attr<bool>("strict"));
 

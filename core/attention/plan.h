@@ -72,8 +72,8 @@ inline SeenKeys KeysSeenBy(const AttentionProblem& p, int64_t query,
   return seen;
 }
 
-// What a query's powers are divided by, for base 2: two, as a large score would
-// leave no digits for the logarithm in one number.
+// What a query's powers are divided by: two, as a large score would leave no
+// digits for the logarithm in one number.
 struct RowSum {
   float most;  // the largest score
   float log;   // the logarithm of the sum of powers about it

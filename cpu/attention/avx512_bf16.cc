@@ -118,7 +118,7 @@ struct FewPairs {
                      int64_t count, int64_t features, float factor,
                      Ahead<BF16, R>* ahead, int64_t lines, float* scores) {
     constexpr int kKeysAtOnce = 16 / kRows;
-    const int64_t asked = lines * kKeysAtOnce * 32 / features;
+    const int64_t asked = lines * 4 * 32 / features;
     for (int64_t j = 0; j < count; j += kKeysAtOnce) {
       const BF16* row[kKeysAtOnce];
       __m512 sum[16];
@@ -129,12 +129,12 @@ struct FewPairs {
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) sum[i] = Floats::Zero();
       for (int64_t h = 0; h < features; h += 32) {
-        ahead->Ask(asked);
         __m512i left[kRows];
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) left[r] = Load(q + r * wide + h / 2);
 #pragma GCC unroll 16
         for (int i = 0; i < kKeysAtOnce; ++i) {
+          if (i % 4 == 0) ahead->Ask(asked);
           const __m512i right = Load(row[i] + h);
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
@@ -161,8 +161,8 @@ struct FewPairs {
     const int64_t asked = lines * 32 / features;  // of each block
     int64_t h = 0;
     for (; h + 32 * kBlocks <= features; h += 32 * kBlocks) {
-      Sum<kRows, kBlocks>(powers, v + h, rows, count, factors, ahead,
-                          asked * kBlocks, sums + h, wide);
+      Sum<kRows, kBlocks>(powers, v + h, rows, count, factors, ahead, asked,
+                          sums + h, wide);
     }
     for (; h < features; h += 32) {
       Sum<kRows, 1>(powers, v + h, rows, count, factors, ahead, asked, sums + h,
@@ -186,7 +186,6 @@ struct FewPairs {
     for (int64_t j = 0; j < count; j += 2) {
       const BF16* one = v + rows.At(j);
       const BF16* other = v + rows.At(Least(j + 1, count - 1));
-      ahead->Ask(2 * lines);
       __m512 left[kRows];
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
@@ -194,6 +193,7 @@ struct FewPairs {
       }
 #pragma GCC unroll 4
       for (int i = 0; i < kBlocks; ++i) {
+        ahead->Ask(2 * lines);
         const __m512i a = Load(one + i * 32), b = Load(other + i * 32);
         const __m512 low = _mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b));
         const __m512 high = _mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b));

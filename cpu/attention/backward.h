@@ -100,7 +100,7 @@ void PrepareQueries(const AttentionGradientTask& task, const Lengths& lengths,
   }
 }
 
-// powers = 2^(scores - most - log), ds = powers (ds - dot). A score that
+// powers = e^(scores - most - log), ds = powers (ds - dot). A score that
 // rounding makes larger here than it was is the largest: were it 1e9, it would
 // be so by 64.
 template <class V>
@@ -120,7 +120,7 @@ void GradientOfScores(const AttentionGradientTask& task,
     for (int64_t j = seen.begin; j < seen.end; j += kLanes) {
       const typename V::Reg score =
           V::Min(V::Zero(), V::Load(row + j) - largest);
-      V::Store(row + j, Exp2<V>(score - less));
+      V::Store(row + j, Power<V>(score - less));
     }
     const typename V::Reg by = V::Set(dot[r]);
     for (int64_t j = block.begin / kLanes * kLanes; j < block.end;
@@ -179,7 +179,6 @@ void BackwardOf(const AttentionGradientTask& task) {
   const auto* q = static_cast<const T*>(buffers.forward.q);
   const auto* dy = static_cast<const T*>(buffers.dy);
   const int64_t key_at = p.k.At(task.batch, task.head, 0, 0);
-  const float scale = p.scale * kLog2E;
   const int64_t slots = features / A::kDepth;
   const T* k = static_cast<const T*>(buffers.forward.k) + key_at;
   const T* v = static_cast<const T*>(buffers.forward.v) + key_at;
@@ -220,7 +219,7 @@ void BackwardOf(const AttentionGradientTask& task) {
           q + p.q.At(task.batch, task.head, queries.group, queries.first);
       const T* dy_at =
           dy + p.y.At(task.batch, task.head, queries.group, queries.first);
-      A::CopyRows(queries_at, p.q.row, rows, features, scale, m + at.q);
+      A::CopyRows(queries_at, p.q.row, rows, features, p.scale, m + at.q);
       A::CopyRows(dy_at, p.y.row, rows, features, 1, m + at.dy);
       A::PackRows(queries_at, p.q.row, rows, features, m + at.q_panels,
                   at.query_panel);
@@ -231,7 +230,7 @@ void BackwardOf(const AttentionGradientTask& task) {
       const int64_t row = i * kQueries<V>;
       Multiply<V, A, false>(rows, kCols<V> * slots, seen.end - j0,
                             {m + at.q, m + at.keys + j0 * slots, slots,
-                             m + at.powers + j0, kLd, false, nullptr, scale});
+                             m + at.powers + j0, kLd, false, nullptr, p.scale});
       Multiply<V, A, false>(rows, kCols<V> * slots, seen.end - j0,
                             {m + at.dy, m + at.values + j0 * slots, slots,
                              m + at.ds + j0, kLd, false, nullptr, 1});

@@ -12,7 +12,7 @@ namespace {
 // Bytes worth handing to another thread.
 constexpr int64_t kTaskBytes = 256 << 10;
 
-// The first axis of the cache for a block of a sequence; -1 for none.
+// Where in the cache's batch a block of a sequence is; -1 for none.
 int64_t BlockOf(const CacheProblem& p, int64_t batch, int64_t i) {
   if (p.tables == nullptr) return batch;
   const int64_t at = p.tables[batch * p.width + i];
@@ -35,13 +35,16 @@ bool CacheHolds(const CacheProblem& p, const int32_t* positions) {
 void UpdateCache(const CacheProblem& p, const void* rows,
                  const int32_t* positions, void* cache,
                  const Executor& executor) {
-  const int64_t pieces = p.batch * p.middle, bytes = p.count * p.bytes;
+  const int64_t bytes = p.count * p.bytes;
+  const int64_t of_front = p.batch * p.middle, pieces = p.front * of_front;
+  const int64_t places = p.tables == nullptr ? p.batch : p.blocks;
   if (pieces == 0 || bytes == 0 || p.rows == 0) return;
   const int64_t together = std::max<int64_t>(1, kTaskBytes / bytes);
   executor.ParallelFor(CeilDiv(pieces, together), [&](int64_t task) {
     const int64_t end = std::min(pieces, (task + 1) * together);
     for (int64_t piece = task * together; piece < end; ++piece) {
-      const int64_t batch = piece / p.middle, middle = piece % p.middle;
+      const int64_t front = piece / of_front, middle = piece % p.middle;
+      const int64_t batch = piece % of_front / p.middle;
       const int64_t at = positions[batch];
       int64_t i = std::clamp<int64_t>(-at, 0, p.count);
       const int64_t last = std::clamp(p.width * p.rows - at, i, p.count);
@@ -52,7 +55,9 @@ void UpdateCache(const CacheProblem& p, const void* rows,
         if (block >= 0) {
           std::memcpy(
               static_cast<char*>(cache) +
-                  ((block * p.middle + middle) * p.rows + row) * p.bytes,
+                  (((front * places + block) * p.middle + middle) * p.rows +
+                   row) *
+                      p.bytes,
               static_cast<const char*>(rows) + piece * bytes + i * p.bytes,
               static_cast<size_t>(n * p.bytes));
         }

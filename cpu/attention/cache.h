@@ -8,12 +8,12 @@
 
 namespace jax_layout {
 
-// Dense arrays: the cache is (batch, middle, rows, bytes), and what is new the
-// same with `count` rows.
+// Dense arrays: the cache is (front, batch, middle, rows, bytes), and what is
+// new the same with `count` rows.
 struct CacheProblem {
-  int64_t batch = 1, middle = 1, rows = 0, count = 0, bytes = 0;
-  // Where the cache's first axis is `blocks` instead, which hold `rows` each:
-  // a sequence has `width` of them, in the order of its row of `tables`.
+  int64_t front = 1, batch = 1, middle = 1, rows = 0, count = 0, bytes = 0;
+  // Where the cache has `blocks` for its batch, which hold `rows` each: a
+  // sequence has `width` of them, in the order of its row of `tables`.
   int64_t blocks = 0, width = 1;
   const int32_t* tables = nullptr;
 };

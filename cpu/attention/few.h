@@ -65,8 +65,8 @@ struct ListedRows {
 constexpr int64_t kLine = 1 << 16;
 
 // Asks memory for rows a line at a time, in the order in which they lie, as it
-// and the processor's own prefetching like it best, and as evenly as there are
-// steps.
+// and the processor's own prefetching like it best, and evenly: a step for
+// every four vectors that are read, or one for all of several queries.
 template <class T, class R>
 class Ahead {
  public:
@@ -81,7 +81,7 @@ class Ahead {
   JAX_LAYOUT_INLINE void Ask(int64_t parts) {
     asked_ += parts;
     for (; asked_ >= kLine && left_ > 0; asked_ -= kLine) {
-      __builtin_prefetch(at_, 0, 2);
+      __builtin_prefetch(at_, 0, 3);
       at_ += 64;
       if (--left_ == 0) Next();
     }
@@ -125,7 +125,9 @@ void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
   constexpr int kLanes = V::kLanes, kKeysAtOnce = kLanes / kRows;
   const int64_t whole = features / kLanes * kLanes;
   const int tail = static_cast<int>(features - whole);
-  const int64_t asked = lines * kKeysAtOnce * kLanes / Most(kLanes, whole);
+  // Keys of a step.
+  constexpr int64_t kStep = kRows == 1 ? Least(4, kLanes) : kKeysAtOnce;
+  const int64_t asked = lines * kStep * kLanes / Most(kLanes, whole);
   for (int64_t j = 0; j < count; j += kKeysAtOnce) {
     const T* row[kKeysAtOnce];
     Reg sum[kLanes];
@@ -136,12 +138,13 @@ void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) sum[i] = V::Zero();
     for (int64_t h = 0; h < whole; h += kLanes) {
-      ahead->Ask(asked);
+      if constexpr (kRows > 1) ahead->Ask(asked);
       Reg left[kRows];
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) left[r] = V::Load(q + r * wide + h);
 #pragma GCC unroll 16
       for (int i = 0; i < kKeysAtOnce; ++i) {
+        if (kRows == 1 && i % kStep == 0) ahead->Ask(asked);
         const Reg right = V::Load(row[i] + h);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
@@ -177,14 +180,17 @@ void FewValues(const float* powers, const T* v, const R& rows, int64_t count,
       sum[r][i] = V::Load(sums + r * wide + i * kLanes) * V::Set(factors[r]);
     }
   }
+  constexpr int kStep = kRows == 1 ? 4 : kVectors;
+  const int64_t asked = lines * Least(kStep, kVectors) / kVectors;
   for (int64_t j = 0; j < count; ++j) {
     const T* row = v + rows.At(j);
-    ahead->Ask(lines);
+    if constexpr (kRows > 1) ahead->Ask(asked);
     Reg left[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) left[r] = V::Set(powers[r * kStripLd + j]);
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) {
+      if (kRows == 1 && i % kStep == 0) ahead->Ask(asked);
       const Reg right = i == kVectors - 1 ? V::Load(row + i * kLanes, tail)
                                           : V::Load(row + i * kLanes);
 #pragma GCC unroll 4
@@ -295,7 +301,7 @@ void FewPowers(const AttentionTask& task, const Lengths& lengths, int64_t k0,
       const float shift =
           std::max(LargestOf<V>(row, seen.begin, seen.end), most[r]);
       const float sum = PowersOf<V>(row, seen.begin, seen.end, shift);
-      if (shift != most[r]) factors[r] = std::exp2(most[r] - shift);
+      if (shift != most[r]) factors[r] = std::exp(most[r] - shift);
       most[r] = shift;
       total[r] = total[r] * factors[r] + sum;
     }
@@ -310,7 +316,7 @@ void FewOf(const AttentionFewTask& task) {
   const FewSums<V> at(p);
   const int64_t rows = FewQueries(p), features = p.features;
   const int64_t head_floats = FloatsFew<V>(p);
-  const float factor = p.scale * kLog2E;
+  const float factor = p.scale;
   const Lengths lengths = LengthsOf(p, task.buffers, task.batch);
   const SeenKeys all = SeenByAny(p, 0, p.queries, lengths);
   for (int64_t i = 0; i < task.heads; ++i) {
@@ -414,7 +420,7 @@ void FinishFew(const AttentionTask& task, float* parts, int64_t count) {
     }
     for (int64_t i = 0; i < count; ++i) {
       float* part = parts + i * at.end;
-      const float factor = std::exp2(part[at.most + r] - most);
+      const float factor = std::exp(part[at.most + r] - most);
       total += factor * part[at.total + r];
       for (int64_t j = 0; j < at.wide; j += V::kLanes) {
         float* to = parts + r * at.wide + j;

@@ -89,7 +89,7 @@ void Softmax(const AttentionTask& task, const QueryBlock& queries,
   }
   for (int64_t r = 0; r < queries.count; r += kLanes) {
     const int n = static_cast<int>(Least(kLanes, queries.count - r));
-    const typename V::Reg factor = Exp2<V>(V::Load(factors + r, n));
+    const typename V::Reg factor = Power<V>(V::Load(factors + r, n));
     V::Store(factors + r, factor);
     V::Store(total + r, V::Load(total + r, n) * factor + V::Load(sums + r, n),
              n);
@@ -111,8 +111,7 @@ void FinishQueries(const AttentionTask& task, const QueryBlock& queries,
            p.y.At(task.batch, task.head, queries.group, t);
     const bool nothing = total[r] == 0;
     task.buffers.sums[p.RowAt(task.batch, task.head, queries.group, t)] =
-        nothing ? RowSum{kNothingSeen, 0}
-                : RowSum{most[r], std::log2(total[r])};
+        nothing ? RowSum{kNothingSeen, 0} : RowSum{most[r], std::log(total[r])};
     const float* from = sums + r * wide;
     float factor = 1 / total[r];
     if (nothing) {
@@ -160,7 +159,6 @@ void ForwardOf(const AttentionTask& task) {
   std::fill_n(memory + at.most, blocks * kQueries<V>, kLeastScore);
   std::fill_n(memory + at.total, blocks * kQueries<V>, 0.f);
   float factors[kQueries<V> + V::kLanes];
-  const float scale = p.scale * kLog2E;
   const int64_t slots = p.features / A::kDepth;
   for (int64_t k0 = 0; k0 < lengths.keys; k0 += kKeys) {
     const int64_t count = Least(kKeys, lengths.keys - k0);
@@ -184,11 +182,11 @@ void ForwardOf(const AttentionTask& task) {
       }
       A::CopyRows(
           q + p.q.At(task.batch, task.head, queries.group, queries.first),
-          p.q.row, queries.count, p.features, scale, memory + at.q);
+          p.q.row, queries.count, p.features, p.scale, memory + at.q);
       const int64_t j0 = seen.begin / kCols<V> * kCols<V>;
       Multiply<V, A, false>(queries.count, kCols<V> * slots, seen.end - j0,
                             {memory + at.q, memory + at.keys + j0 * slots,
-                             slots, scores + j0, kLd, false, nullptr, scale});
+                             slots, scores + j0, kLd, false, nullptr, p.scale});
       const int64_t row = i * kQueries<V>;
       Softmax<V, A>(task, queries, lengths, k0, seen, scores,
                     memory + at.most + row, memory + at.total + row, factors);

@@ -96,27 +96,27 @@ JAX_LAYOUT_INLINE SeenKeys WholeSlots(const SeenKeys& seen) {
   return {seen.begin / A::kDepth * A::kDepth, UpTo(seen.end, A::kDepth)};
 }
 
-// A bias of less counts as this, which hides a score as well: for base 2 the
-// least float would be infinite, and a row of such biases none of equal scores.
+// A bias of less counts as this, which hides a score as well: a row of infinite
+// ones has equal scores.
 constexpr float kLeastBias = -2.9e38f;
 
 template <class V, class T>
 void AddBias(const void* from, int64_t at, int64_t stride, int64_t begin,
              int64_t end, float* row) {
   constexpr int64_t kLanes = V::kLanes;
-  const typename V::Reg scale = V::Set(kLog2E), least = V::Set(kLeastBias);
+  const typename V::Reg least = V::Set(kLeastBias);
   const T* bias = static_cast<const T*>(from) + at;
   float one[kLanes];
   if (stride == 0) {
     V::Store(one, V::Load(bias, 1));
-    const float all = std::max(one[0] * kLog2E, kLeastBias);
+    const float all = std::max(one[0], kLeastBias);
     for (int64_t j = begin; j < end; ++j) row[j] += all;
     return;
   }
   for (int64_t j = begin; j < end; j += kLanes) {
     const int n = static_cast<int>(Least(kLanes, end - j));
     const typename V::Reg sum =
-        V::Load(row + j, n) + V::Max(least, scale * V::Load(bias + j, n));
+        V::Load(row + j, n) + V::Max(least, V::Load(bias + j, n));
     V::Store(row + j, sum, n);
   }
 }
@@ -127,8 +127,8 @@ struct RowOfScores {
   int64_t begin, end;
 };
 
-// Finishes the row of one query: scores for `base` 2 are in row[j] for the keys
-// k0 + j of `block`. Those that are hidden become -inf, which is 0 as a power;
+// Finishes the row of one query: its scores are in row[j] for the keys k0 + j
+// of `block`. Those that are hidden become -inf, which is 0 as a power;
 // where whole vectors are, that 0.
 template <class V>
 RowOfScores FinishScores(const AttentionTask& task, int64_t group,

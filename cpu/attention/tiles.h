@@ -232,25 +232,10 @@ void Multiply(int64_t rows, int64_t panel, int64_t columns,
 
 // --- scores
 
-constexpr float kLog2E = 1.44269504f;
-
-// 2^x to 2 ulp for x <= 1; 0 below -150: 2^n 2^r with |r| <= 1/2, of which the
-// polynomial is within 2e-9 (Remez).
+// e^x of what may be far below: a NaN is the second, and stays.
 template <class V>
-JAX_LAYOUT_INLINE typename V::Reg Exp2(typename V::Reg exponent) {
-  using Reg = typename V::Reg;
-  // A NaN is the second, and stays.
-  const Reg x = V::Max(V::Set(-160.f), exponent);
-  const Reg n = V::Round(x);
-  const Reg r = x - n;
-  Reg p = V::Set(0x1.41d334p-13f);
-  p = p * r + V::Set(0x1.5f456ap-10f);
-  p = p * r + V::Set(0x1.3b2dbcp-7f);
-  p = p * r + V::Set(0x1.c6aed4p-5f);
-  p = p * r + V::Set(0x1.ebfbdap-3f);
-  p = p * r + V::Set(0x1.62e430p-1f);
-  p = p * r + V::Set(1.f);
-  return V::TimesTwoTo(p, n);
+JAX_LAYOUT_INLINE typename V::Reg Power(typename V::Reg x) {
+  return Exp<V>(V::Max(V::Set(-110.f), x));
 }
 
 // A row of scores, [begin, end), both multiples of vectors.
@@ -272,7 +257,7 @@ JAX_LAYOUT_INLINE float LargestOf(const float* row, int64_t begin,
   return V::Largest(V::Max(V::Max(most[0], most[1]), V::Max(most[2], most[3])));
 }
 
-// row[j] = 2^(row[j] - shift), and their sum.
+// row[j] = e^(row[j] - shift), and their sum.
 template <class V>
 JAX_LAYOUT_INLINE float PowersOf(float* row, int64_t begin, int64_t end,
                                  float shift) {
@@ -284,13 +269,13 @@ JAX_LAYOUT_INLINE float PowersOf(float* row, int64_t begin, int64_t end,
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
       float* at = row + j + i * kLanes;
-      const typename V::Reg p = Exp2<V>(V::Load(at) - by);
+      const typename V::Reg p = Power<V>(V::Load(at) - by);
       V::Store(at, p);
       sum[i] = sum[i] + p;
     }
   }
   for (; j < end; j += kLanes) {
-    const typename V::Reg p = Exp2<V>(V::Load(row + j) - by);
+    const typename V::Reg p = Power<V>(V::Load(row + j) - by);
     V::Store(row + j, p);
     sum[0] = sum[0] + p;
   }

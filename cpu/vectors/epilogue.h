@@ -51,19 +51,20 @@ struct F16 {
   uint16_t bits;
 };
 
-// e^x for x in [-87, 87], to about 2e-7: 2^n e^r with |r| <= ln(2) / 2.
+// e^x to 2 ulp for x in [-110, 87]: 2^n e^r with |r| <= log(2) / 2, of which
+// the polynomial is within 2e-9 (Remez); log(2) is two floats.
 template <class V>
 JAX_LAYOUT_INLINE typename V::Reg Exp(typename V::Reg x) {
   using Reg = typename V::Reg;
-  const Reg n = V::Round(x * V::Set(1.44269504f));
-  const Reg r = x - n * V::Set(0.693359375f) - n * V::Set(-2.12194440e-4f);
-  Reg p = V::Set(1.9875691500e-4f);
-  p = p * r + V::Set(1.3981999507e-3f);
-  p = p * r + V::Set(8.3334519073e-3f);
-  p = p * r + V::Set(4.1665795894e-2f);
-  p = p * r + V::Set(1.6666665459e-1f);
-  p = p * r + V::Set(5.0000001201e-1f);
-  p = p * (r * r) + r + V::Set(1.f);
+  const Reg n = V::Round(x * V::Set(0x1.715476p+0f));
+  const Reg r = x - n * V::Set(0x1.62e430p-1f) + n * V::Set(0x1.05c610p-29f);
+  Reg p = V::Set(0x1.6ab982p-10f);
+  p = p * r + V::Set(0x1.126d0cp-7f);
+  p = p * r + V::Set(0x1.55589ap-5f);
+  p = p * r + V::Set(0x1.55540ap-3f);
+  p = p * r + V::Set(0x1.fffffap-2f);
+  p = p * r + V::Set(1.f);
+  p = p * r + V::Set(1.f);
   return V::TimesTwoTo(p, n);
 }
 

@@ -102,7 +102,8 @@ def dot_product_attention(
       scale: of the scores; left out, `1 / sqrt(H)`.
       is_causal: whether query t sees keys up to the t-th alone.
       query_seq_lengths: int32, shape `(B,)`; results behind them are zero.
-      key_value_seq_lengths: int32, shape `(B,)`; what lies behind is not read.
+      key_value_seq_lengths: int32, shape `(B,)`; what lies behind is not read. At most
+        S, which is checked where they are known when the call is traced.
       local_window_size: how many keys before and after its own a query sees.
       implementation: None for what is fastest here, or one of jax's.
       return_residual: whether to return the logarithms of the softmax's sums too.
@@ -292,6 +293,11 @@ def _check(
         if ends is None or (ends.shape == (b,) and ends.dtype == np.dtype(np.int32)):
             continue
         fail(f"{name} must be int32 of shape {(b,)}, got {ends.dtype} of {ends.shape}")
+    ends = lengths[1]
+    if ends is None or isinstance(ends, jax.core.Tracer) or not b:
+        return
+    if ends.is_fully_addressable and (most := int(np.asarray(ends).max())) > s:
+        fail(f"key_value_seq_lengths must be at most key's {s} rows, got {most}")
 
 
 def _see(

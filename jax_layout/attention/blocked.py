@@ -7,7 +7,6 @@ The query has its heads as two axes: those of keys, and the group of each.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ def work_of(query: Any, key: Any, params: dict[str, Any], suffix: str = "") -> W
 
 # jax's score of what is hidden, finite in float32.
 _HIDDEN = -0.7 * float(np.finfo(np.float32).max)
-# The largest score of a query that sees nothing, for base 2.
+# The largest score of a query that sees nothing.
 _NOTHING = float(np.finfo(np.float32).min)
 
 
@@ -64,8 +63,8 @@ def _attention(
 ) -> list[Array]:
     """The result, and what softmax divided by: batch, heads, groups, queries, two.
 
-    That is the largest score and the logarithm of the sum of powers about it, for base
-    2. As one number, a large score would leave no digits for the sum.
+    That is the largest score and the logarithm of the sum of powers about it. As one
+    number, a large score would leave no digits for the sum.
     """
     bias, mask, query_lengths, key_lengths = _given(rest, has)
     query = query.transpose(q_axes)
@@ -89,8 +88,8 @@ def _attention(
         scores = jnp.where(every, scores, jnp.full_like(scores, _HIDDEN))
     fixed = lax.stop_gradient(scores)
     most = jnp.max(fixed, axis=-1, initial=_NOTHING)
-    logs = jnp.log2(jnp.exp(fixed - most[..., None]).sum(axis=-1))
-    most = jnp.maximum(most * math.log2(math.e), _NOTHING)
+    logs = jnp.log(jnp.exp(fixed - most[..., None]).sum(axis=-1))
+    most = jnp.where(most <= _HIDDEN, _NOTHING, most)
     powers = nn.softmax(scores, axis=-1).astype(key.dtype)
     out = jnp.einsum("bkgts,bskh->btkgh", powers, value)
     if query_lengths is not None:
@@ -103,7 +102,7 @@ def _attention(
 def residual(sums: Array) -> Array:
     """The natural logarithms of softmax's sums, as jax has them."""
     most, logs = sums[..., 0], sums[..., 1]
-    return jnp.where(most <= _NOTHING, _HIDDEN, (most + logs) * math.log(2))
+    return jnp.where(most <= _NOTHING, _HIDDEN, most + logs)
 
 
 def _as_jax(query: Array, key: Array, value: Array, *rest: Array, **params: Any) -> Any:
@@ -405,10 +404,10 @@ def _in_parts(total: Any, *operands: Array, **params: Any) -> list[Array]:
     out, sums = attention_p(*_own(total, operands, params), **params)
     own = sums[..., 0]
     most = total(own, by=lax.pmax)
-    powers = jnp.exp2(own - most + sums[..., 1])
+    powers = jnp.exp(own - most + sums[..., 1])
     every = total(powers)
     whole = total(out.astype(sums.dtype) * _as_query(powers / every, params))
-    return [whole.astype(out.dtype), jnp.stack([most, jnp.log2(every)], axis=-1)]
+    return [whole.astype(out.dtype), jnp.stack([most, jnp.log(every)], axis=-1)]
 
 
 def _as_query(of_rows: Array, params: dict[str, Any]) -> Array:

@@ -29,6 +29,7 @@ def update_cache(
     axis: int = 1,
     mode: str = "drop",
     block_tables: ArrayLike | None = None,
+    order: str | None = None,
 ) -> Array:
     """The cache with new rows from a position on, which differs between sequences.
 
@@ -47,6 +48,9 @@ def update_cache(
         all sequences share (PagedAttention, arXiv:2309.06180): which blocks hold the R
         x M rows of a sequence, in their order. A row of a block that is not there, such
         as -1, is outside. Where two rows go to one place, either stays.
+      order: a letter for each axis of `cache` and `new`, as `dot_product_attention` has
+        them: "B" is their first axis above, "T" that of the rows, behind it; of others
+        there may be any, also in front, such as of "NBTH". Instead of `axis`.
 
     Returns:
       shape and dtype of `cache`.
@@ -81,41 +85,51 @@ def update_cache(
         )
     if mode not in _MODES:
         fail(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
-    given, axis = axis, axis + cache.ndim if axis < 0 else axis
-    if not 0 < axis < cache.ndim:
-        fail(f"axis must be one of cache's but the first, got {given}")
+    first, given = 0, axis
+    if order is None:
+        axis += cache.ndim if axis < 0 else 0
+        if not 0 < axis < cache.ndim:
+            fail(f"axis must be one of cache's but the first, got {given}")
+    else:
+        first, axis = order.find("B"), order.find("T")
+        if len(set(order)) != len(order) or not 0 <= first < axis:
+            fail(f"order must be different letters, T behind B, got {order!r}")
+        if len(order) != cache.ndim:
+            fail(f"order must name the axes of cache, got {order!r} and {cache.shape}")
     paged = block_tables is not None
-    want = (*cache.shape[paged:axis], *cache.shape[axis + 1 :])
-    have = (*new.shape[paged:axis], *new.shape[axis + 1 :])
+    apart = (axis, first) if paged else (axis,)
+    want, have = (
+        [n for i, n in enumerate(x.shape) if i not in apart] for x in (cache, new)
+    )
     if new.ndim != cache.ndim or want != have:
         fail(
             f"new must be shaped as cache but for axis {axis}, got {new.shape} and "
             f"{cache.shape}"
         )
-    if position.shape not in ((), new.shape[:1]):
-        fail(f"position must have shape {new.shape[:1]} or (), got {position.shape}")
+    batch = new.shape[first : first + 1]
+    if position.shape not in ((), batch):
+        fail(f"position must have shape {batch} or (), got {position.shape}")
     tables = None if block_tables is None else jnp.asarray(block_tables)
     if tables is not None:
-        check_tables("update_cache", tables, new.shape[0])
+        check_tables("update_cache", tables, *batch)
     if mode == "error":
-        _check_places(position, cache, new.shape[axis], axis, tables)
+        count, rows, blocks = new.shape[axis], cache.shape[axis], cache.shape[first]
+        _check_places(position, count, rows, blocks, tables)
     if position.dtype.itemsize > 4:  # what is out of range stays so
         bounds = np.iinfo(np.int32)
         position = jnp.clip(position, bounds.min, bounds.max)
-    position = jnp.broadcast_to(position.astype(np.int32), new.shape[:1])
-    strict = mode == "error"
+    position = jnp.broadcast_to(position.astype(np.int32), batch)
+    places: dict[str, Any] = {"first": first, "axis": axis, "strict": mode == "error"}
     updated: Array
     if tables is None:
-        updated = update_cache_p(cache, new, position, axis=axis, strict=strict)
+        updated = update_cache_p(cache, new, position, **places)
     else:
-        updated = update_paged_cache_p(
-            cache, new, position, tables, axis=axis, strict=strict
-        )
+        updated = update_paged_cache_p(cache, new, position, tables, **places)
     return updated
 
 
 def _check_places(
-    position: Array, cache: Array, count: int, axis: int, tables: Array | None
+    position: Array, count: int, rows: int, blocks: int, tables: Array | None
 ) -> None:
     """Of positions and tables that are known; others the kernel checks."""
     if any(isinstance(x, jax.core.Tracer) for x in (position, tables)):
@@ -125,29 +139,29 @@ def _check_places(
                 "a program, and there is none here."
             )
         return
-    places, rows = np.asarray(position), cache.shape[axis]
+    places, room = np.asarray(position), rows
     if tables is not None:
-        rows *= tables.shape[1]
-    if places.size and (places.min() < 0 or places.max() + count > rows):
+        room *= tables.shape[1]
+    if places.size and (places.min() < 0 or places.max() + count > room):
         raise ValueError(
-            f"update_cache: position must leave room for {count} rows of {rows}, got "
+            f"update_cache: position must leave room for {count} rows of {room}, got "
             f"{places.tolist()}."
         )
     if tables is None or not count:
         return
-    first, last = places // cache.shape[axis], (places + count - 1) // cache.shape[axis]
+    first, last = places // rows, (places + count - 1) // rows
     at = np.arange(tables.shape[1])
     used = (at >= first.reshape(-1, 1)) & (at <= last.reshape(-1, 1))
-    blocks = np.asarray(tables)[np.broadcast_to(used, tables.shape)]
-    if blocks.size and (blocks.min() < 0 or blocks.max() >= cache.shape[0]):
+    named = np.asarray(tables)[np.broadcast_to(used, tables.shape)]
+    if named.size and (named.min() < 0 or named.max() >= blocks):
         raise ValueError(
-            f"update_cache: block_tables must name blocks below {cache.shape[0]} where "
+            f"update_cache: block_tables must name blocks below {blocks} where "
             f"rows go, got {np.asarray(tables).tolist()}."
         )
 
 
 def _lax(
-    cache: Array, new: Array, position: Array, *, axis: int, strict: bool
+    cache: Array, new: Array, position: Array, *, first: int, axis: int, strict: bool
 ) -> Array:
     rows = cache.shape[axis]
 
@@ -158,37 +172,55 @@ def _lax(
         index = (*(slice(None),) * (axis - 1), to)
         return cache.at[index].set(new, mode="drop")
 
-    placed: Array = jax.vmap(place)(cache, new, position)
+    placed: Array = jax.vmap(place, (first, first, 0), first)(cache, new, position)
     return placed
 
 
 def _kernel(
-    platform: str, cache: Any, new: Any, position: Any, *, axis: int, strict: bool
+    platform: str,
+    cache: Any,
+    new: Any,
+    position: Any,
+    *,
+    first: int,
+    axis: int,
+    strict: bool,
 ) -> Kernel | None:
     if cache.size == 0 or new.size == 0 or cache.dtype.name in PACKED:
         return None
     inner = math.prod(cache.shape[axis + 1 :]) * cache.dtype.itemsize
     sizes = (math.prod(cache.shape[:axis]), cache.shape[axis], new.shape[axis], inner)
     return Kernel(
-        {"axis": np.int64(axis), "strict": strict},
+        {"first": np.int64(first), "axis": np.int64(axis), "strict": strict},
         aliases={0: 0},
         work=None if strict else Work("update_cache", sizes),
     )
 
 
 def _batch(
-    operands: Sequence[Array], dims: Sequence[Any], *, axis: int, strict: bool
+    operands: Sequence[Array], dims: Sequence[Any], *, first: int, **params: Any
 ) -> tuple[Array, int]:
     """One batch of the two."""
     cache, new, position = in_front(operands, dims)
-    count, batch = cache.shape[:2]
-    merged = (x.reshape(count * batch, *x.shape[2:]) for x in (cache, new, position))
-    out = update_cache_p(*merged, axis=axis, strict=strict)
-    return out.reshape(cache.shape), 0
+    whole, rows = (jnp.moveaxis(x, 0, first) for x in (cache, new))
+    merged = (
+        x.reshape(*x.shape[:first], -1, *x.shape[first + 2 :]) for x in (whole, rows)
+    )
+    out = update_cache_p(*merged, position.reshape(-1), first=first, **params)
+    return out.reshape(whole.shape), first
 
 
-def _sharding(cache: Any, new: Any, position: Any, *, axis: int, strict: bool) -> str:
-    names = ["b", *(f"a{i}" for i in range(1, cache.ndim))]
+def _sharding(
+    cache: Any,
+    new: Any,
+    position: Any,
+    *,
+    first: int,
+    axis: int,
+    strict: bool,
+) -> str:
+    names = [f"a{i}" for i in range(cache.ndim)]
+    names[first] = "b"
     of = [[*names[:axis], row, *names[axis + 1 :]] for row in ("S", "T")]
     whole, rows = (" ".join(axes) for axes in of)
     return f"{whole}, {rows}, b -> {whole}"

@@ -137,17 +137,26 @@ PACKED = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")
 
 
 def _update(
-    cache: Array, new: Array, position: Array, tables: Array, *, axis: int, strict: bool
+    cache: Array,
+    new: Array,
+    position: Array,
+    tables: Array,
+    *,
+    first: int,
+    axis: int,
+    strict: bool,
 ) -> Array:
-    blocks, rows, width = cache.shape[0], cache.shape[axis], tables.shape[1]
+    blocks, rows, width = cache.shape[first], cache.shape[axis], tables.shape[1]
     to = position[:, None] + jnp.arange(new.shape[axis], dtype=position.dtype)
     inside = (to >= 0) & (to < rows * width)
     to = jnp.where(inside, to, 0)
     block = jnp.take_along_axis(tables, to // rows, axis=1)
     # A negative index would count from the end.
     block = jnp.where(inside & (block >= 0), block, blocks)
-    index = (block, *(slice(None),) * (axis - 1), to % rows)
-    return cache.at[index].set(jnp.moveaxis(new, axis, 1), mode="drop")
+    whole = jnp.moveaxis(cache, (first, axis), (0, 1))
+    rows_of_new = jnp.moveaxis(new, (first, axis), (0, 1))
+    placed = whole.at[block, to % rows].set(rows_of_new, mode="drop")
+    return jnp.moveaxis(placed, (0, 1), (first, axis))
 
 
 def _update_kernel(
@@ -157,6 +166,7 @@ def _update_kernel(
     position: Any,
     tables: Any,
     *,
+    first: int,
     axis: int,
     strict: bool,
 ) -> Kernel | None:
@@ -166,7 +176,7 @@ def _update_kernel(
     rows = cache.shape[axis] * tables.shape[1]
     sizes = (math.prod(new.shape[:axis]), rows, new.shape[axis], inner)
     return Kernel(
-        {"axis": np.int64(axis), "strict": strict},
+        {"first": np.int64(first), "axis": np.int64(axis), "strict": strict},
         target="jax_layout_update_cache",
         aliases={0: 0},
         work=None if strict else Work("update_cache", sizes),
@@ -174,26 +184,43 @@ def _update_kernel(
 
 
 def _update_batch(
-    operands: Sequence[Array], dims: Sequence[int | None], **params: Any
+    operands: Sequence[Array],
+    dims: Sequence[int | None],
+    *,
+    first: int,
+    **params: Any,
 ) -> tuple[Array, int]:
     """One batch of the two; blocks of all in one."""
     cache, new, position, tables = in_front(operands, dims)
-    count, blocks = cache.shape[:2]
-    first = jnp.arange(count, dtype=tables.dtype).reshape(-1, 1, 1) * blocks
+    count, blocks = cache.shape[0], cache.shape[1 + first]
+    offsets = jnp.arange(count, dtype=tables.dtype).reshape(-1, 1, 1) * blocks
     there = (tables >= 0) & (tables < blocks)
-    tables = jnp.where(there, tables + first, count * blocks)
-    flat = (x.reshape(-1, *x.shape[2:]) for x in (cache, new, position, tables))
-    out = update_paged_cache_p(*flat, **params)
-    return out.reshape(cache.shape), 0
+    tables = jnp.where(there, tables + offsets, count * blocks)
+    whole, rows = (jnp.moveaxis(x, 0, first) for x in (cache, new))
+    flat = (
+        x.reshape(*x.shape[:first], -1, *x.shape[first + 2 :]) for x in (whole, rows)
+    )
+    others = position.reshape(-1), tables.reshape(-1, tables.shape[-1])
+    out = update_paged_cache_p(*flat, *others, first=first, **params)
+    return out.reshape(whole.shape), first
 
 
 def _update_sharding(
-    cache: Any, new: Any, position: Any, tables: Any, *, axis: int, strict: bool
+    cache: Any,
+    new: Any,
+    position: Any,
+    tables: Any,
+    *,
+    first: int,
+    axis: int,
+    strict: bool,
 ) -> str:
-    between = [f"a{i}" for i in range(1, cache.ndim)]
+    between = [f"a{i}" for i in range(cache.ndim)]
 
-    def axes(first: str, row: str) -> str:
-        return " ".join([first, *between[: axis - 1], row, *between[axis:]])
+    def axes(block: str, row: str) -> str:
+        named = list(between)
+        named[first], named[axis] = block, row
+        return " ".join(named)
 
     whole = axes("P", "R")
     return f"{whole}, {axes('B', 'T')}, B, B M -> {whole}"

@@ -75,7 +75,7 @@ void Check(const AttentionProblem& p) {
     const int64_t b = i / p.queries / p.groups / p.heads;
     const Row row = Plain(p, q, k, v, bias, b, head, group, t);
     const int64_t at = p.y.At(b, head, group, t);
-    const double lse = (sums[i].most + sums[i].log) * std::log(2.0);
+    const double lse = sums[i].most + sums[i].log;
     ok = ok && Close(lse, row.lse, 1e-5);
     double dot = 0;
     for (int64_t h = 0; h < p.features; ++h) {

@@ -208,7 +208,7 @@ def run(library, c, x, isa, gradient=False):
     )
     if not gradient:
         most, log = np.moveaxis(sums.astype(np.float64), -1, 0)
-        lse = np.where(most == NOTHING, HIDDEN, (most + log) * np.log(2))
+        lse = np.where(most == NOTHING, HIDDEN, most + log)
         return placed_back(y, c.place), lse
     out = [np.full_like(a, 7) for a in (q, k, v)]
     dbias = None if x.bias is None else np.full_like(x.bias, 7)
@@ -245,7 +245,7 @@ def check_case(library, c, isa):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("attention")
-    return ctypes.CDLL(str(compile_library(folder, SOURCES, optimize="-O2")))
+    return ctypes.CDLL(str(compile_library(folder, SOURCES)))
 
 
 @pytest.fixture(params=range(len(ISAS)), ids=ISAS)

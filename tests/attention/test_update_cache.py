@@ -59,6 +59,31 @@ def test_a_donated_cache_stays_where_it_is():
     np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.parametrize("tables", [None, [[1, 2, 0], [3, -1, 4], [5, 6, 7]]])
+def test_axes_by_letters(tables):
+    random = np.random.default_rng(0)
+    blocks, rows = (B, S) if tables is None else (8, 4)
+    cache, new = (
+        jnp.asarray(random.standard_normal((n, t, K, H)), "float32")
+        for n, t in ((blocks, rows), (B, T))
+    )
+    tables = None if tables is None else jnp.array(tables, np.int32)
+    at = jnp.array([0, 3, 6], np.int32)
+    wanted = jl.update_cache(cache, new, at, block_tables=tables)
+    for order in ("BTNH", "BNTH", "NBTH"):
+        to = ["BTNH".index(a) for a in order]
+        f = jax.jit(
+            lambda *x, order=order: jl.update_cache(
+                *x, block_tables=tables, order=order
+            ),
+            donate_argnums=0,
+        )
+        given = (cache.transpose(to) + 0, new.transpose(to), at)
+        hlo = f.lower(*given).compile().as_text()
+        assert kernels(hlo) == 1 and not count("copy", hlo)
+        np.testing.assert_array_equal(f(*given), wanted.transpose(to))
+
+
 def test_positions_of_64_bits():
     cache, new = operands()
     for at in (np.int64(3), np.int64(2**40), np.int64(-(2**40)), np.uint8(9)):
@@ -139,6 +164,8 @@ def test_places_that_are_not_there_are_an_error_if_so_asked():
         ({"axis": 0}, ValueError, "axis"),
         ({"axis": 4}, ValueError, "axis"),
         ({"mode": "fill"}, ValueError, "mode"),
+        ({"order": "TBNH"}, ValueError, "order"),
+        ({"order": "BTH"}, ValueError, "order"),
     ],
     ids=str,
 )

@@ -343,14 +343,14 @@ EXAMPLES = {
     ],
     "update_cache": [
         Example(
-            partial(update_cache_p, axis=1, strict=False),
+            partial(update_cache_p, first=0, axis=1, strict=False),
             [(4, 6, 2), (4, 2, 2), index(0, 3, 5, -1)],
             [(4, 0, 2), (4, 2, 2), index(0, 3, 5, -1)],
         ),
         Example(
-            partial(update_cache_p, axis=2, strict=False),
-            [(2, 4, 6, 2), (2, 4, 1, 2), index(7, 3)],
-            [(2, 4, 6, 2), (2, 4, 0, 2), index(7, 3)],
+            partial(update_cache_p, first=1, axis=2, strict=False),
+            [(4, 2, 6, 2), (4, 2, 1, 2), index(7, 3)],
+            [(4, 2, 6, 2), (4, 2, 0, 2), index(7, 3)],
         ),
     ],
     "paged_attention": [
@@ -364,7 +364,7 @@ EXAMPLES = {
     ],
     "update_paged_cache": [
         Example(
-            partial(update_paged_cache_p, axis=2, strict=False),
+            partial(update_paged_cache_p, first=0, axis=2, strict=False),
             [_POOL, (2, 4, 3, 4), index(1, 2), index([0, 4], [3, 7])],
             [(5, 4, 0, 4), (2, 4, 3, 4), index(1, 2), index([0, 4], [3, 7])],
         )

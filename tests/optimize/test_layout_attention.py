@@ -115,10 +115,8 @@ FORMS = {
     "heads first": heads_first,
     "mask": lambda q, k, v: attend(q, k, v, mask=MASK),
     "nothing is seen": lambda q, k, v: attend(q, k, v, mask=NOTHING),
-    # Which digits of a score are lost beside it depends on the base of powers, but
-    # of scores below 30 all are.
     "biased by -1e9": lambda q, k, v: attend(
-        3 * q, k, v, bias=jnp.where(NOTHING, 0, -1e9)
+        100 * q, k, v, bias=jnp.where(NOTHING, 0, -1e9)
     ),
     "biased by -1e38": lambda q, k, v: attend(
         100 * q, k, v, bias=jnp.where(NOTHING, 0, -1e38)
