@@ -322,7 +322,7 @@ def test_a_line_for_each_operation(caplog):
     (line,) = [r.getMessage() for r in caplog.records if r.name == "jax_layout.install"]
     assert line == (
         "jit__lambda: conv_general_dilated float32[2,8,12,12], float32[16,8,3,3] -> "
-        "float32[2,16,12,12]: ours"
+        "float32[2,16,12,12]: oneDNN"
     )
     caplog.clear()
     with caplog.at_level(logging.WARNING), jl.installed():

@@ -141,7 +141,7 @@ def test_products_of_ours_move_nothing(name):
 def test_products_beside_one_of_ours_stay_as_they_are(monkeypatch):
     """One product that is ours does not change the others."""
 
-    def one(work, methods=choices.OURS, passes=1):
+    def one(work, methods=choices.OURS, passes=1, gain=1.0):
         return methods[0] if work.case[:4] == "gemm" and 256 in work.sizes else None
 
     monkeypatch.setattr(choices, "choose", one)
@@ -274,7 +274,7 @@ def test_attention_is_xlas_where_its_fusion_is_chosen(monkeypatch):
     """Both products around a softmax stay; those before and behind are ours."""
     choose = choices.choose
 
-    def but_attention(work, methods=choices.OURS, passes=1):
+    def but_attention(work, methods=choices.OURS, passes=1, gain=1.0):
         return None if work.case.startswith("attention ") else choose(work, methods)
 
     monkeypatch.setattr(choices, "choose", but_attention)
