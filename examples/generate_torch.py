@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-Tensor = torch.Tensor
+Tensor = Any  # torch.Tensor, where torch is installed
 
 
 def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
