@@ -13,7 +13,13 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_layout import _backends
-from jax_layout.attention.paged import PACKED, check_tables, update_paged_cache_p
+from jax_layout.attention.paged import (
+    PACKED,
+    check_tables,
+    fold,
+    unfold,
+    update_paged_cache_p,
+)
 from jax_layout.choices import Work
 from jax_layout.op import Kernel, Op, define, in_front, jvp_of
 from jax_layout.plain import jnp
@@ -202,12 +208,9 @@ def _batch(
 ) -> tuple[Array, int]:
     """One batch of the two."""
     cache, new, position = in_front(operands, dims)
-    whole, rows = (jnp.moveaxis(x, 0, first) for x in (cache, new))
-    merged = (
-        x.reshape(*x.shape[:first], -1, *x.shape[first + 2 :]) for x in (whole, rows)
-    )
-    out = update_cache_p(*merged, position.reshape(-1), first=first, **params)
-    return out.reshape(whole.shape), first
+    flat = fold(cache, first), fold(new, first), position.reshape(-1)
+    out = update_cache_p(*flat, first=first, **params)
+    return unfold(out, cache.shape, first), first
 
 
 def _sharding(

@@ -183,6 +183,19 @@ def _update_kernel(
     )
 
 
+def fold(x: Array, first: int) -> Array:
+    """An array whose leading axis is made one with that which is `first` behind it."""
+    count, *shape = x.shape
+    shape[first] *= count
+    return jnp.moveaxis(x, 0, first).reshape(shape)
+
+
+def unfold(x: Array, shape: Sequence[int], first: int) -> Array:
+    """`fold` of this shape undone; the leading axis stays in front of `first`."""
+    count, *own = shape
+    return x.reshape(*own[:first], count, *own[first:])
+
+
 def _update_batch(
     operands: Sequence[Array],
     dims: Sequence[int | None],
@@ -196,13 +209,14 @@ def _update_batch(
     offsets = jnp.arange(count, dtype=tables.dtype).reshape(-1, 1, 1) * blocks
     there = (tables >= 0) & (tables < blocks)
     tables = jnp.where(there, tables + offsets, count * blocks)
-    whole, rows = (jnp.moveaxis(x, 0, first) for x in (cache, new))
     flat = (
-        x.reshape(*x.shape[:first], -1, *x.shape[first + 2 :]) for x in (whole, rows)
+        fold(cache, first),
+        fold(new, first),
+        position.reshape(-1),
+        tables.reshape(-1, tables.shape[-1]),
     )
-    others = position.reshape(-1), tables.reshape(-1, tables.shape[-1])
-    out = update_paged_cache_p(*flat, *others, first=first, **params)
-    return out.reshape(whole.shape), first
+    out = update_paged_cache_p(*flat, first=first, **params)
+    return unfold(out, cache.shape, first), first
 
 
 def _update_sharding(
