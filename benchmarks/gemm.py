@@ -153,12 +153,13 @@ def _measure_case(
 def _jax_contenders(
     case: GemmCase, sets: list[list[jax.Array]], device: jax.Device
 ) -> list[Contender]:
+    if device.platform != "cpu":
+        return [_many("ours", case.ours, sets), _many("jnp", case.jnp, sets)]
     functions = {
         "ours": jax.jit(case.ours).lower(*sets[0]).compile(),
         "jnp": jax.jit(case.jnp).lower(*sets[0]).compile(),
     }
-    on_cpu = device.platform == "cpu"
-    if on_cpu and case.group != "tiny" and case.flops and _onednn_takes(case.dtype):
+    if case.group != "tiny" and case.flops and _onednn_takes(case.dtype):
         lowered = jax.jit(case.jnp).lower(*sets[0])
         functions["jnp onednn"] = lowered.compile(compiler_options=_ONEDNN)
 
@@ -174,6 +175,19 @@ def _jax_contenders(
         )
 
     return [contender(family, f) for family, f in functions.items()]
+
+
+def _many(family: str, f: Callable[..., Any], sets: list[list[jax.Array]]) -> Contender:
+    """On a GPU: many in a program, so that what is timed is the device."""
+    run = xla_program.repeated(f, sets)
+    return Contender(
+        family,
+        "ours" if family == "ours" else "peer",
+        lambda i: run(),
+        jax.block_until_ready,
+        lambda results: _first(results[0]),
+        times=xla_program.TIMES_ON_GPU,
+    )
 
 
 def _copied(x: Any, device: jax.Device) -> jax.Array:

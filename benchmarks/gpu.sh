@@ -4,12 +4,14 @@
 # Everything that needs a GPU. For a machine with an NVIDIA GPU, jax with its CUDA
 # plugin, nvcc 13, and what pyproject.toml needs to build and test; no network.
 #
-#   benchmarks/gpu.sh checks | kernels | products | programs
+#   benchmarks/gpu.sh checks | kernels | products | programs | predictions
 #
 # checks    kernels without Python, under compute-sanitizer too; tests
-# kernels   permutes, beside copies and what was predicted of them; rows by index
+# kernels   permutes beside copies; rows by index
 # products  matrices, linear layers, attention, with TF32 and without
 # programs  whole programs, as they are and with ours
+# predictions  permutes beside what was predicted of them: after kernels, needs no GPU,
+#           but its name in GPU
 #
 # A part builds what it needs that is not there. It ends within eight minutes: a step
 # gets what is left of them, at most its own limit.
@@ -20,7 +22,8 @@
 #         leaves what it has.
 # PYTHON  the interpreter, python3 by default
 # WHEELS  a folder of wheels to install first, without what they depend on
-# ARCH    the GPU's compute capability without the dot, asked by default
+# GPU     its name, asked by default
+# ARCH    its compute capability without the dot, asked by default
 # DEVICE  jax's name of the platform, gpu by default
 # BENCH   more options for all benchmarks, such as '--quick --case "4 NT"'
 # TESTS   more options for pytest
@@ -32,9 +35,9 @@ cd "$(dirname "$0")/.."
 
 part=${1:-}
 case $part in
-  checks | kernels | products | programs) ;;
+  checks | kernels | products | programs | predictions) ;;
   *)
-    echo "usage: benchmarks/gpu.sh checks | kernels | products | programs" >&2
+    echo "usage: benchmarks/gpu.sh checks | kernels | products | programs | predictions" >&2
     exit 2
     ;;
 esac
@@ -42,7 +45,7 @@ esac
 python=${PYTHON:-python3}
 platform=${DEVICE:-gpu}
 asked() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -n 1; }
-device=$(asked name | tr -cs '[:alnum:]\n' '_')
+device=$(echo "${GPU:-$(asked name)}" | tr -cs '[:alnum:]\n' '_')
 arch=${ARCH:-$(asked compute_cap | tr -d .)}
 device=${device:-unknown} arch=${arch:-90}
 out=${OUT:-benchmarks/results/gpu}
@@ -121,27 +124,36 @@ if ! "$python" -c "$built" >> "$log" 2>&1; then
     -C cmake.define.JAX_LAYOUT_CUDA=ON -C cmake.define.CMAKE_CUDA_ARCHITECTURES="$arch-real"
 fi
 
+# compiled NAME SOURCES...: tests/cuda/NAME.cu and others, unless these have been.
+compiled() {
+  local name=$1 sum
+  shift
+  sum=$(find core cuda tests/cuda \( -name '*.cu*' -o -name '*.cc' -o -name '*.h' \) -print0 |
+    sort -z | xargs -0 cat | sha256sum | cut -c 1-12)
+  program=$build/${name}_$sum
+  [ -x "$program" ] || step 120 "build $name" "$nvcc" -std=c++20 -O3 -lineinfo \
+    -arch="sm_$arch" -I. -o "$program" "tests/cuda/$name.cu" "$@" -ldl
+}
+
 checks() {
-  local flags="-std=c++20 -O3 -lineinfo -arch=sm_$arch -I." tool
-  # shellcheck disable=SC2086  # several flags
-  step 120 "build cuda_check" "$nvcc" $flags -o "$build/cuda_check" \
-    tests/cuda/cuda_check.cu cuda/permute/permute.cu cuda/index/index.cu
-  # shellcheck disable=SC2086
-  step 60 "build cuda_check_gemm" "$nvcc" $flags -o "$build/cuda_check_gemm" \
-    tests/cuda/cuda_check_gemm.cu cuda/gemm/{gemm,choose,cublaslt,tuning}.cc -ldl
-  step 90 cuda_check "$build/cuda_check" --huge
+  local tool program
+  compiled cuda_check cuda/permute/permute.cu cuda/index/index.cu
+  local permutes=$program
+  compiled cuda_check_gemm cuda/gemm/{gemm,choose,cublaslt,tuning}.cc cuda/device.cc
+  local gemm=$program
+  step 90 cuda_check "$permutes" --huge
   # jax loads cuBLASLt from its wheel; our check is told where that is.
-  step 60 cuda_check_gemm "$build/cuda_check_gemm" $("$python" -c 'import glob, nvidia
+  step 60 cuda_check_gemm "$gemm" $("$python" -c 'import glob, nvidia
 print(*[f for p in nvidia.__path__ for f in glob.glob(p + "/cu13/lib/libcublasLt.so.13")][:1])' 2> /dev/null)
   # The tools slow a kernel down by tens; small arrays have all of its branches.
   for tool in memcheck racecheck synccheck initcheck; do
     step 60 "$tool" "$sanitizer" --tool "$tool" --error-exitcode 1 \
-      "$build/cuda_check" --at-most 300000
+      "$permutes" --at-most 300000
   done
   # Several processes share the GPU, where pytest-xdist is installed. Bounds are
   # float32's, so that nothing may be rounded to TF32.
   local workers
-  workers=$("$python" -c 'import xdist; print("-n 8 --dist loadfile")' 2> /dev/null)
+  workers=$("$python" -c 'import xdist; print("-n 12 --dist loadfile")' 2> /dev/null)
   # shellcheck disable=SC2086  # several options
   step 480 tests env JAX_DEFAULT_MATMUL_PRECISION=highest PYTHONPATH="$tests" \
     "$python" -m on_a_gpu -q --no-header --tb=short $workers ${TESTS:-}
@@ -149,8 +161,6 @@ print(*[f for p in nvidia.__path__ for f in glob.glob(p + "/cu13/lib/libcublasLt
 
 kernels() {
   bench 240 permute permute --device "$platform" --seconds 1
-  step 120 predictions env PYTHONPATH="$tests" "$python" -m benchmarks.score \
-    "$out/permute_$device.json" --gpu "$device" --json "$out/predicted_$device.json"
   bench 150 index index --device "$platform" --seconds 0.5
 }
 
@@ -168,6 +178,11 @@ programs() {
   export JAX_DEFAULT_MATMUL_PRECISION=highest
   bench 200 layout layout --seconds 1
   bench 300 programs programs --seconds 0.5
+}
+
+predictions() {
+  step 400 predictions env PYTHONPATH="$tests" "$python" -m benchmarks.score \
+    "$out/permute_$device.json" --gpu "$device" --json "$out/predicted_$device.json"
 }
 
 "$part"

@@ -46,6 +46,7 @@ class Contender:
       warm: writes to memory that exists; otherwise each call gets a fresh output.
       lingers: seconds that its threads wait in a loop for more work.
       program: what XLA compiled for it, by `xla_program.text`; "" where it did not.
+      times: how often a launch does the work, which seconds are of once.
       timer: calls a function that starts work, and gives the seconds from the first of
         it to the last by the device's own clock. Left out, this process's clock runs
         until the work is there.
@@ -59,6 +60,7 @@ class Contender:
     warm: bool = False
     lingers: float = 0.0
     program: str = ""
+    times: int = 1
     timer: Callable[[Callable[[], None]], float] | None = None
 
     @property
@@ -147,7 +149,8 @@ def measure(
             if once > most:  # no time for more
                 seconds[k].append(once)
                 faults[k].append(faulted)
-            calls.append(calls_per_sample(once, timing.sample_seconds))
+            launch = once * contender.times
+            calls.append(calls_per_sample(launch, timing.sample_seconds))
             index += 2
         end = time.perf_counter() + timing.seconds
         turns = [k for k in sorted({*timed}) if not seconds[k]]
@@ -231,7 +234,7 @@ def _run(
             for i in range(index, index + calls):
                 launch(i)
 
-        return contender.timer(start_all) / calls, 0.0
+        return contender.timer(start_all) / (calls * contender.times), 0.0
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     result = None
     start = time.perf_counter()
@@ -244,6 +247,7 @@ def _run(
         wait(result)
     elapsed = time.perf_counter() - start
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    calls *= contender.times
     return elapsed / calls, faults / calls
 
 

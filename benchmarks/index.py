@@ -54,7 +54,12 @@ def _cases(
 
     def torch_grad(torch: Any) -> Any:
         kind = getattr(torch, dtype)
-        return lambda ct, i: torch.zeros(shape, dtype=kind).index_add_(axis, i, ct)
+
+        def run(ct: Any, i: Any) -> Any:
+            zeros = torch.zeros(shape, dtype=kind, device=ct.device)
+            return zeros.index_add_(axis, i, ct)
+
+        return run
 
     return [
         GemmCase(
@@ -102,13 +107,13 @@ def _segments(
     def torch_max(torch: Any) -> Any:
         def run(x: Any, i: Any) -> Any:
             at = i.long().reshape(-1, *(1,) * (x.ndim - 1)).expand_as(x)
-            y = torch.full(to, float("-inf"), dtype=x.dtype)
+            y = torch.full(to, float("-inf"), dtype=x.dtype, device=x.device)
             return y.scatter_reduce_(0, at, x, "amax")
 
         return run
 
     def torch_sum(torch: Any) -> Any:
-        return lambda x, i: torch.zeros(to, dtype=x.dtype).index_add_(0, i, x)
+        return lambda x, i: x.new_zeros(to).index_add_(0, i, x)
 
     cases = []
     for group, torch in (("segment_sum", torch_sum), ("segment_max", torch_max)):

@@ -2,6 +2,7 @@
 """Programs that XLA compiled, in a form in which equal ones are equal text."""
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,3 +38,36 @@ def contender(family: str, role: Role, compiled: Any, args: Any) -> Contender:
         jax.block_until_ready,
         program=text(compiled),
     )
+
+
+# On a GPU: to start a program takes tens of microseconds, many kernels take few.
+TIMES_ON_GPU = 16
+
+
+def repeated(
+    f: Callable[..., Any], sets: Sequence[Sequence[Any]], times: int = TIMES_ON_GPU
+) -> Callable[[], Any]:
+    """A compiled program that calls f again and again, each time after the last.
+
+    Args:
+      f: takes arrays.
+      sets: its arguments, which take turns.
+      times: how often.
+
+    Returns:
+      what starts it, and returns what each call gave.
+    """
+
+    def run(sets: Any) -> list[Any]:
+        results: list[Any] = []
+        for i in range(times):
+            arguments = sets[i % len(sets)]
+            if results:  # else XLA makes one kernel of several calls
+                both = arguments, results[-1]
+                arguments, _ = jax.lax.optimization_barrier(both)
+            results.append(f(*arguments))
+        return results
+
+    sets = [tuple(arguments) for arguments in sets]
+    compiled = jax.jit(run).lower(sets).compile()
+    return lambda: compiled(sets)
