@@ -6,6 +6,7 @@ run with --again leaves to ours what it won both times.
 """
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +14,13 @@ from pathlib import Path
 import jax_layout as jl
 from benchmarks import profiles
 from jax_layout import choices
-from jax_layout.tune.cases import all_cases
+from jax_layout.tune import cases as cpu_cases
+from jax_layout.tune import gpu_cases, table
 from jax_layout.tune.command import heading, run
+from jax_layout.tune.measure import QUICK, Timing
+
+# A sample of many launches, between two of which nobody waits.
+_ON_GPU = Timing(seconds=0.4, rounds=9, sample=8e-3)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,23 +30,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     profiles.add_argument(add)
     add("--quick", action="store_true", help="the most used cases: a trial")
     add("--output", type=Path, metavar="FILE", help="another file than the package's")
-    add("--only", metavar="WORD", help="cases with this in their name; others stay")
+    add(
+        "--only", nargs="+", metavar="WORD", help="cases with one of these; others stay"
+    )
     add(
         "--again",
         action="store_true",
         help="of points that the table has, the lesser ratio of both runs stays",
     )
     options = parser.parse_args(arguments)
-    name = f"{choices.profile()}-jaxlib-{choices.jaxlib_minor()}.json"
-    packaged = Path(jl.__file__).parent / "tables" / name
+    gpu = options.device == "gpu"
+    packaged = Path(jl.__file__).parent / "tables" / table.file_name(options.device)
     path = options.output or packaged
     print(heading(path, options.quick), flush=True)
-    cases, kept = None, None
+    kept = None
+    cases = (gpu_cases if gpu else cpu_cases).all_cases(options.quick)
     if options.only is not None:
-        cases = [case for case in all_cases(options.quick) if options.only in case.name]
+        cases = [c for c in cases if any(word in c.name for word in options.only)]
+    timing = _ON_GPU if gpu else QUICK if options.quick else Timing()
+    if options.seconds:
+        timing = dataclasses.replace(timing, seconds=options.seconds)
     if options.only is not None or options.again:
         kept = choices.load(path).points() if path.exists() else None
-    outcome = run(path, options.quick, cases, kept=kept, again=options.again)
+    how = {"kept": kept, "again": options.again, "platform": options.device}
+    outcome = run(path, options.quick, cases, timing, **how)
     print(outcome)
     return int(bool(outcome.failures))
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from benchmarks.harness import Contender, Role
+from jax_layout.tune import measure
 
 # Where each instruction came from, and what its arguments are called.
 _METADATA = re.compile(r",? ?metadata=\{[^{}]*\}")
@@ -40,14 +41,14 @@ def contender(family: str, role: Role, compiled: Any, args: Any) -> Contender:
     )
 
 
-# On a GPU: to start a program takes tens of microseconds, many kernels take few.
+# On a GPU.
 TIMES_ON_GPU = 16
 
 
 def repeated(
     f: Callable[..., Any], sets: Sequence[Sequence[Any]], times: int = TIMES_ON_GPU
 ) -> Callable[[], Any]:
-    """A compiled program that calls f again and again, each time after the last.
+    """A compiled program that calls f again and again, as those of `tune` do.
 
     Args:
       f: takes arrays.
@@ -57,17 +58,7 @@ def repeated(
     Returns:
       what starts it, and returns what each call gave.
     """
-
-    def run(sets: Any) -> list[Any]:
-        results: list[Any] = []
-        for i in range(times):
-            arguments = sets[i % len(sets)]
-            if results:  # else XLA makes one kernel of several calls
-                both = arguments, results[-1]
-                arguments, _ = jax.lax.optimization_barrier(both)
-            results.append(f(*arguments))
-        return results
-
-    sets = [tuple(arguments) for arguments in sets]
-    compiled = jax.jit(run).lower(sets).compile()
-    return lambda: compiled(sets)
+    given = [x for arguments in sets for x in arguments]
+    run = measure.repeated(f, len(sets), times)
+    compiled = jax.jit(run).lower(*given).compile()
+    return lambda: compiled(*given)

@@ -37,7 +37,7 @@ def index_select(
     index: ArrayLike,
     *,
     mode: Mode = "fill",
-    deterministic: bool = True,
+    deterministic: bool = False,
 ) -> Array:
     """The rows of x along an axis that an index names, as `torch.index_select`.
 
@@ -84,14 +84,14 @@ def index_add(
     *,
     alpha: ArrayLike = 1,
     mode: Mode = "fill",
-    deterministic: bool = True,
+    deterministic: bool = False,
 ) -> Array:
     """x plus alpha times the rows of source, each at its index, as `torch.index_add`.
 
     Rows with the same index are added in an order that depends on shapes alone, so
-    results are the same in every run. 16-bit floating point is summed in float32 and
-    rounded once. Donated, or carried by a loop, x is added to without a copy. Its
-    derivative by source is `index_select`.
+    results are the same in every run; on a GPU, where that takes a sort, if so told.
+    16-bit floating point is summed in float32 and rounded once. Donated, or carried by
+    a loop, x is added to without a copy. Its derivative by source is `index_select`.
 
     Args:
       x: array of any shape, of numbers.
@@ -102,9 +102,9 @@ def index_add(
       mode: what becomes of the row of an index out of range: "fill" drops it, as
         `x.at[index].add`; "clip" adds it to the nearest; "error" is as in
         `index_select`.
-      deterministic: False allows a GPU to add atomically: in any order, without
-        sorting the indices first. CPUs need neither. Gradients of gradients do as
-        their function does.
+      deterministic: a GPU sorts the indices first, and adds the rows of each in their
+        order; else it may add atomically, in any order, as `x.at[index].add` does.
+        CPUs need neither. Gradients of gradients do as their function does.
 
     Returns:
       shape and dtype of `x`.
@@ -261,7 +261,7 @@ def _select_lax(
     axis: int,
     mode: str,
     wrap: bool = True,
-    deterministic: bool = True,
+    deterministic: bool = False,
 ) -> Array:
     batch = index.ndim - 1
     extent = x.shape[axis]
@@ -299,8 +299,7 @@ def _select_kernel(
     fill = np.frombuffer(fill_value(x.dtype, mode).tobytes(), np.uint8)
     clip, work = mode == "clip", rows.work_of("index_select", x, index, axis)
     return Kernel(
-        {"axis": np.int64(axis), "clip": clip, "wrap": wrap, "fill": fill},
-        work=work if platform == "cpu" else None,
+        {"axis": np.int64(axis), "clip": clip, "wrap": wrap, "fill": fill}, work=work
     )
 
 
@@ -430,6 +429,7 @@ def _add_kernel(
     if max(extent, index.shape[-1]) >= 2**31:
         return None  # rows are counted in 32 bits
     attributes = {"axis": np.int64(axis), "clip": clip, "wrap": wrap}
+    work = rows.work_of("index_add", source, index, axis, extent)
     if platform == "cpu":
         # Where x is not donated, XLA would copy it first; a copy is cheap enough to
         # make on the way if there is about as much to add. A loop that carries x would
@@ -440,7 +440,7 @@ def _add_kernel(
         return Kernel(
             attributes | {"sorted": False, "keep": bool(x)},
             aliases=aliases,
-            work=rows.work_of("index_add", source, index, axis, extent),
+            work=work,
             # Plain `lax` widens all of x to add a few rows, in every step.
             ours_in_loops=dtype.name in ("bfloat16", "float16"),
         )
@@ -462,6 +462,7 @@ def _add_kernel(
         attributes | {"sorted": sort, "keep": True},
         aliases={2 + sort: 0},
         prepare=prepare,
+        work=None if deterministic else work,
     )
 
 

@@ -385,7 +385,11 @@ def _kernel(
     # XLA sums unreduced operands where it pleases; only lax knows to leave them.
     if any(map(_compat.is_unreduced, ctx.avals_in)):
         return None
-    return op.kernel(platform, *ctx.avals_in, **params)
+    kernel = op.kernel(platform, *ctx.avals_in, **params)
+    if kernel is None or kernel.work is None or platform == "cpu":
+        return kernel
+    work = dataclasses.replace(kernel.work, case=f"{platform} {kernel.work.case}")
+    return dataclasses.replace(kernel, work=work)
 
 
 def chosen_kernel(

@@ -224,7 +224,7 @@ def _kernel(platform: str, x: Any, *, axes: tuple[int, ...]) -> Kernel | None:
             "axes": np.array(axes, np.int64),
             "itemsize": np.int64(x.dtype.itemsize),
         },
-        work=_work(x, axes) if platform == "cpu" else None,
+        work=_work(x, axes),
     )
 
 

@@ -276,7 +276,7 @@ def scatter_add(
         "extent": aval.shape[axis],
         "clip": mode == _MODES.CLIP,
         "wrap": False,
-        "deterministic": True,
+        "deterministic": False,
     }
     # Few rows are added in place, to zeros that XLA writes.
     many = 2 * updates.size >= aval.size

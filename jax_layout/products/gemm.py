@@ -408,9 +408,11 @@ def gemm_kernel(
     work = _work(a.dtype, dtype, plan, activation)
     if platform == "cpu":
         return dataclasses.replace(call, work=work, methods=methods)
-    alone = (alpha, beta, activation, bias, aux, sums) == (1, 0, None, *[False] * 3)
-    if alone and a.dtype.itemsize > 1 and _is_of_matrices(spec, plan):
-        call = dataclasses.replace(call, work=Work(f"cuda {work.case}", work.sizes))
+    if not scales:
+        extra = {"bias": bias, "aux": aux, "sums": sums, "beta": beta != 0}
+        extra["inside"] = not _is_of_matrices(spec, plan)
+        case = " ".join([work.case, *(name for name, has in extra.items() if has)])
+        call = dataclasses.replace(call, work=Work(case, work.sizes))
     return dataclasses.replace(call, workspace=_CUDA_WORKSPACE)
 
 

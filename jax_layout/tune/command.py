@@ -49,6 +49,7 @@ def run(
     timing: Timing | None = None,
     kept: Points | None = None,
     again: bool = False,
+    platform: str = "cpu",
 ) -> Outcome:
     """Measures, and writes the table.
 
@@ -59,6 +60,7 @@ def run(
       timing: how long; left out, as `quick` says.
       kept: points that are written too.
       again: one that is measured anew keeps the lesser ratio; else the new one.
+      platform: jax's name of it.
 
     Raises:
       OSError: the file cannot be written; before anything is measured.
@@ -66,12 +68,12 @@ def run(
     cases = all_cases(quick) if cases is None else cases
     timing = timing or (QUICK if quick else Timing())
     with replacing(path) as file, _progress(len(cases)) as advance:
-        found: Measured = measure(cases, timing, advance)
+        found: Measured = measure(cases, timing, advance, platform)
         points = {**(kept or {}), **found.points}
         if again:
             found.add(kept or {})
             points = found.points
-        file.write(text(points, quick))
+        file.write(text(points, quick, platform))
     return Outcome(str(path), len(found.points), found.ours, tuple(found.failures))
 
 

@@ -10,13 +10,15 @@ that are not in the first-level cache, and XLA's freedom to make one kernel of t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -25,6 +27,7 @@ import numpy as np
 from jax_layout import choices
 from jax_layout.choices import Work
 from jax_layout.install.install import installed
+from jax_layout.plain import jnp
 from jax_layout.tune.case import Case
 
 # Work -> method -> XLA's time over the method's.
@@ -34,6 +37,10 @@ Points = dict[Work, dict[str, float]]
 _SHORT = 1 << 20
 _STACK = 8 << 20
 _STEPS = 4, 64
+# Of a GPU's programs: how often each calls, and of how many cases they are compiled
+# at a time.
+_CALLS = 16
+_AT_ONCE = 8
 # Sets of operands to take turns with: a weight that is used once per step of a
 # program is not in the second-level cache.
 _SETS = 96 << 20
@@ -86,6 +93,15 @@ class Measured:
             for method, ratio in ratios.items():
                 known[method] = min(ratio, known.get(method, math.inf))
 
+    @contextlib.contextmanager
+    def failing(self, case: Case) -> Iterator[None]:
+        """What fails in it is a failure of the case."""
+        try:
+            yield
+        except Exception as error:  # one case does not end a run
+            reason = (str(error) or repr(error)).splitlines()[0]
+            self.failures.append(f"{case.name}: {type(error).__name__}: {reason}")
+
     @property
     def ours(self) -> int:
         """The works that some method of ours does faster than XLA."""
@@ -98,36 +114,97 @@ def measure(
     cases: Iterable[Case],
     timing: Timing,
     on_case: Callable[[Case], None] = lambda case: None,
+    platform: str = "cpu",
 ) -> Measured:
-    """Measures cases one after the other, on the CPU.
+    """Measures cases one after the other.
 
     Args:
       cases: what to measure.
       timing: how long.
       on_case: called before each.
+      platform: jax's name of it.
 
     Returns:
       the points; a case that fails is one of its failures, and ends nothing.
     """
     found = Measured()
-    for case in cases:
-        on_case(case)
-        try:
-            with jax.enable_x64(bool({"float64", "complex128"} & {*case.dtypes})):
-                points, wrong = measure_case(case, timing)
-        except Exception as error:  # one case does not end a run
-            reason = (str(error) or repr(error)).splitlines()[0]
-            found.failures.append(f"{case.name}: {type(error).__name__}: {reason}")
-            continue
-        found.add(points)
-        found.failures += [f"{case.name}: {line}" for line in wrong]
+    rest = iter(cases)
+    while batch := [*itertools.islice(rest, 1 if platform == "cpu" else _AT_ONCE)]:
+        trials = []
+        with ThreadPoolExecutor() as pool:
+            for case in batch:
+                on_case(case)
+                with found.failing(case), _precision(case):
+                    trials.append(_trial(case, platform, pool))
+        while trials:
+            trial = trials.pop(0)
+            with found.failing(trial.case), _precision(trial.case):
+                points, wrong = trial.measured(timing)
+                found.add(points)
+                found.failures += [f"{trial.case.name}: {line}" for line in wrong]
     return found
 
 
-def measure_case(case: Case, timing: Timing) -> tuple[Points, list[str]]:
+def measure_case(
+    case: Case, timing: Timing, platform: str = "cpu"
+) -> tuple[Points, list[str]]:
     """The points of a case, and what is wrong with the results of its methods."""
-    cpu = jax.devices("cpu")[0]
-    program, sets = _program(case, cpu)
+    with ThreadPoolExecutor() as pool:
+        trial = _trial(case, platform, pool)
+    return trial.measured(timing)
+
+
+def _precision(case: Case) -> contextlib.AbstractContextManager[Any]:
+    return jax.enable_x64(bool({"float64", "complex128"} & {*case.dtypes}))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """A case whose programs are being compiled.
+
+    Attributes:
+      case: the case.
+      sets: operands, which take turns.
+      plain: the program that is XLA's.
+      variants: by method, and the one work that runs it: the program; what ran it.
+      blocking: whether every call is waited for; else programs call many times.
+    """
+
+    case: Case
+    sets: list[list[Any]]
+    plain: Future[Any]
+    variants: dict[tuple[str, Work | None], tuple[Future[Any], list[Work]]]
+    blocking: bool
+
+    def measured(self, timing: Timing) -> tuple[Points, list[str]]:
+        """Its points, and what is wrong with the results of its methods."""
+        if not self.variants:
+            return {}, []
+        plain = self.plain.result()
+        expected = jax.device_get(self._first(plain(*self.sets[0])))
+        runs, wrong = {}, []
+        for key, (variant, _) in self.variants.items():
+            compiled = variant.result()
+            result = jax.device_get(self._first(compiled(*self.sets[0])))
+            if apart := difference(result, expected):
+                wrong.append(f"{key[0]}: {apart}")
+            else:
+                runs[key] = compiled
+        programs = [plain, *runs.values()]
+        times = _times(programs, self.sets, timing, self.blocking)
+        found = Measured()
+        for key, seconds in zip(runs, times[1:], strict=True):
+            ratio = times[0] / seconds
+            found.add({work: {key[0]: ratio} for work in self.variants[key][1]})
+        return found.points, wrong
+
+    def _first(self, results: Any) -> Any:
+        return results if self.blocking else results[0]
+
+
+def _trial(case: Case, platform: str, pool: ThreadPoolExecutor) -> _Trial:
+    """A case whose programs a pool compiles."""
+    program, sets = _program(case, platform)
     lowered_with = functools.partial(_lowered, case.operators, program, sets[0])
     baseline, works = lowered_with("lax")
     if case.operators:  # which are not asked about where all is to be plain
@@ -142,34 +219,27 @@ def measure_case(case: Case, timing: Timing) -> tuple[Points, list[str]]:
         lowered, asked = lowered_with(method, work)
         if lowered.as_text() != baseline.as_text():
             ran = [w for w, known in asked if method in known and work in (None, w)]
-            variants[method, work] = lowered, ran
-    if not variants:
-        return {}, []
-    programs = [baseline, *(lowered for lowered, _ in variants.values())]
-    with ThreadPoolExecutor() as pool:
-        plain, *others = pool.map(lambda lowered: lowered.compile(), programs)
-    expected = jax.device_get(plain(*sets[0]))
-    runs, wrong = {}, []
-    for key, compiled in zip(variants, others, strict=True):
-        if apart := difference(jax.device_get(compiled(*sets[0])), expected):
-            wrong.append(f"{key[0]}: {apart}")
-        else:
-            runs[key] = compiled
-    times = _times([plain, *runs.values()], sets, timing)
-    found = Measured()
-    for key, seconds in zip(runs, times[1:], strict=True):
-        ratio = times[0] / seconds
-        found.add({work: {key[0]: ratio} for work in variants[key][1]})
-    return found.points, wrong
+            variants[method, work] = pool.submit(_compiled, lowered), ran
+    plain = pool.submit(_compiled, baseline)
+    return _Trial(case, sets, plain, variants, platform == "cpu")
 
 
-def _program(case: Case, device: Any) -> tuple[Callable[..., Any], list[list[Any]]]:
+def _compiled(lowered: Any) -> Any:
+    return lowered.compile()
+
+
+def _program(case: Case, platform: str) -> tuple[Callable[..., Any], list[list[Any]]]:
     """What is timed of a case, and sets of its operands."""
+    device = jax.devices(platform)[0]
 
     def put(stack: tuple[int, ...] = ()) -> list[Any]:
         return [jax.device_put(x, device) for x in case.operands(stack)]
 
     nbytes = case.nbytes()
+    if platform != "cpu":
+        given, sets = put(), max(1, min(_CALLS, _SETS // nbytes))
+        copies = [jnp.copy(x) for _ in range(sets - 1) for x in given]
+        return repeated(case.f, sets, _CALLS), [given + copies]
     if case.whole or nbytes >= _SHORT:
         sets = 1 if case.hot else max(1, min(3, _SETS // nbytes))
         return case.f, [put() for _ in range(sets)]
@@ -179,6 +249,36 @@ def _program(case: Case, device: Any) -> tuple[Callable[..., Any], list[list[Any
         return jax.lax.scan(lambda _, given: (None, case.f(*given)), None, stacked)[1]
 
     return loop, [put((steps,))]
+
+
+def repeated(f: Callable[..., Any], sets: int, calls: int) -> Callable[..., list[Any]]:
+    """A function that calls f again and again, each time after the last.
+
+    For GPUs: to start a program takes longer than most kernels.
+
+    Args:
+      f: takes arrays.
+      sets: how many sets of arguments are given, one after the other; they take turns.
+      calls: how often.
+
+    Returns:
+      the function, which returns what each call gave.
+    """
+
+    def run(*given: Any) -> list[Any]:
+        call = jax.jit(lambda *arguments: f(*arguments))  # is lowered once
+        each = len(given) // sets
+        results: list[Any] = []
+        for i in range(calls):
+            at = i % sets * each
+            arguments = given[at : at + each]
+            if results:  # else XLA makes one kernel of several calls
+                both = arguments, results[-1]
+                arguments, _ = jax.lax.optimization_barrier(both)
+            results.append(call(*arguments))
+        return results
+
+    return run
 
 
 def _lowered(
@@ -203,6 +303,8 @@ def difference(found: Any, expected: Any) -> str | None:
         y, like = np.asarray(y), np.asarray(like)
         if y.shape != like.shape or y.dtype != like.dtype:
             return f"{y.dtype}{list(y.shape)} for {like.dtype}{list(like.shape)}"
+        if y.tobytes() == like.tobytes():
+            continue
         if like.dtype.name not in _TOLERANCES:
             if not np.array_equal(y, like):
                 return "wrong result"
@@ -220,7 +322,10 @@ def difference(found: Any, expected: Any) -> str | None:
 
 
 def _times(
-    programs: Sequence[Callable[..., Any]], sets: Sequence[Any], timing: Timing
+    programs: Sequence[Callable[..., Any]],
+    sets: Sequence[Any],
+    timing: Timing,
+    blocking: bool = True,
 ) -> list[float]:
     """Seconds per call: medians of rounds."""
     seconds: list[list[float]] = [[] for _ in programs]
@@ -234,17 +339,25 @@ def _times(
         for k in range(len(programs)):
             i = (k + done) % len(programs)
             if not calls[i]:
-                once = _sample(programs[i], sets, turn, 1)
+                once = _sample(programs[i], sets, turn, 1, blocking)
                 calls[i] = max(1, min(1000, math.ceil(timing.sample / once)))
-            seconds[i].append(_sample(programs[i], sets, turn, calls[i]))
+            sampled = _sample(programs[i], sets, turn, calls[i], blocking)
+            seconds[i].append(sampled)
             turn += calls[i]
     return [statistics.median(each) for each in seconds]
 
 
 def _sample(
-    program: Callable[..., Any], sets: Sequence[Any], turn: int, calls: int
+    program: Callable[..., Any],
+    sets: Sequence[Any],
+    turn: int,
+    calls: int,
+    blocking: bool,
 ) -> float:
     start = time.perf_counter()
     for i in range(turn, turn + calls):
-        jax.block_until_ready(program(*sets[i % len(sets)]))
+        result = program(*sets[i % len(sets)])
+        if blocking:
+            jax.block_until_ready(result)
+    jax.block_until_ready(result)
     return (time.perf_counter() - start) / calls

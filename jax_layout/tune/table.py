@@ -7,6 +7,7 @@ import collections
 import contextlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +19,30 @@ from jax_layout import choices
 from jax_layout.tune.measure import Points
 
 
-def text(points: Points, quick: bool = False) -> str:
+def file_name(platform: str) -> str:
+    """What the package calls the table of this machine."""
+    if platform == "cpu":
+        return choices.file_name()
+    return f"{_measured_on(platform)['profile']}-jaxlib-{choices.jaxlib_minor()}.json"
+
+
+def _measured_on(platform: str) -> dict[str, Any]:
+    if platform == "cpu":
+        found = choices.profile(), choices.processor(), choices.threads()
+    else:
+        device = jax.devices(platform)[0]
+        kind = device.device_kind
+        profile = re.sub("[^a-z0-9]+", "-", kind.lower()).strip("-")
+        found = profile, kind, device.core_count
+    return dict(zip(("profile", "processor", "threads"), found, strict=True))
+
+
+def text(points: Points, quick: bool = False, platform: str = "cpu") -> str:
     """The table of this machine, sorted, a point to a line."""
     head: dict[str, Any] = {
         "format": choices.FORMAT,
-        "profile": choices.profile(),
         "jaxlib": choices.jaxlib_minor(),
-        "processor": choices.processor(),
-        "threads": choices.threads(),
+        **_measured_on(platform),
         "jax": jax.__version__,
         "quick": quick,
     }
