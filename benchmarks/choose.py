@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add(
         "--only", nargs="+", metavar="WORD", help="cases with one of these; others stay"
     )
+    add("--device", choices=["cpu", "gpu"], default="cpu")
+    add("--seconds", type=float, help="budget of a case")
     add(
         "--again",
         action="store_true",
