@@ -153,7 +153,7 @@ print(*[f for p in nvidia.__path__ for f in glob.glob(p + "/cu13/lib/libcublasLt
   # Several processes share the GPU, where pytest-xdist is installed. Bounds are
   # float32's, so that nothing may be rounded to TF32.
   local workers
-  workers=$("$python" -c 'import xdist; print("-n 12 --dist loadfile")' 2> /dev/null)
+  workers=$("$python" -c 'import xdist; print("-n 12 --dist worksteal")' 2> /dev/null)
   # shellcheck disable=SC2086  # several options
   step 480 tests env JAX_DEFAULT_MATMUL_PRECISION=highest PYTHONPATH="$tests" \
     "$python" -m on_a_gpu -q --no-header --tb=short $workers ${TESTS:-}

@@ -3,7 +3,8 @@
 for pytest, from the root of the repository.
 
 Bounds are of float32: JAX_DEFAULT_MATMUL_PRECISION=highest, or TF32 misses them. Left
-out is what says something of XLA:CPU's programs or layouts, or builds C++.
+out is what says something of XLA:CPU's programs or layouts, is marked `cpu`, or builds
+C++.
 """
 
 import sys
@@ -23,8 +24,8 @@ products/test_linear products/test_scaled
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what reads programs, by what it calls."""
-    left_out = [item for item in items if reads_programs(item)]
+    """Leaves out what reads programs, by what it calls or its mark."""
+    left_out = [i for i in items if i.get_closest_marker("cpu") or reads_programs(i)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 

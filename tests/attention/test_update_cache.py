@@ -142,6 +142,7 @@ def test_gradients():
     np.testing.assert_array_equal(ct_new, wanted)
 
 
+@pytest.mark.cpu
 def test_places_that_are_not_there_are_an_error_if_so_asked():
     cache, new = operands()
     for at in ([0, 9, 0], [-1, 0, 0]):

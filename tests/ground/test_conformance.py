@@ -67,6 +67,7 @@ class Example:
       empty: shapes of operands for the same parameters, one extent or more 0.
       kernel: whether there is one for these dtypes.
       smooth: whether finite differences tell the derivative.
+      atomic: whether a GPU adds in any order, so that runs differ in last bits.
     """
 
     apply: Callable[..., Any]
@@ -74,6 +75,7 @@ class Example:
     empty: Sequence[Any]
     kernel: bool = True
     smooth: bool = True
+    atomic: bool = False
 
 
 def index(*rows):
@@ -410,6 +412,7 @@ EXAMPLES = {
             ),
             [index(3, 0, -1, 3, 7, -9), (12, 6, 10), (12, 6, 10)],
             [index(), (12, 0, 10), (12, 6, 10)],
+            atomic=True,  # XLA's scatter: segments are jax's there
         ),
     ],
     "segment_extreme": [
@@ -450,6 +453,9 @@ def close(a, b, scale=1e-12):
         x, y = np.asarray(x), np.asarray(y)
         # Results in float32 are of 8-bit operands, as integers exact or nearly.
         rtol = 1e-10 if x.dtype.itemsize > 4 else 1e-6
+        if x.dtype == _FLOAT8 and jax.default_backend() != "cpu":
+            # A GPU's cosine may round to the next of 8 bits, beside a CPU's.
+            rtol = float(jnp.finfo(x.dtype).eps)
         np.testing.assert_allclose(x, y, rtol=rtol, atol=scale * np.sqrt(x.size or 1))
 
 
@@ -495,6 +501,8 @@ def test_shape_rule(name, example):
 def test_jit(name, example):
     operands = arrays(example.operands)
     eager, jitted = example.apply(*operands), jax.jit(example.apply)(*operands)
+    if example.atomic and jax.default_backend() != "cpu":
+        return close(eager, jitted)
     for a, b in zip(leaves(eager), leaves(jitted), strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -183,6 +183,7 @@ def test_export_round_trip():
     np.testing.assert_array_equal(again.call(x), theirs(x))
 
 
+@pytest.mark.cpu
 def test_export_for_several_platforms():
     check = export.DisabledSafetyCheck.custom_call("jax_layout_permute")
     platforms = ("cpu", "tpu")

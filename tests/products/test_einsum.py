@@ -92,8 +92,12 @@ def test_dtypes_promote_as_in_jax_numpy(dtypes, preferred):
             functools.partial(jnp.tensordot, axes=1),
         ),
     ):
+        try:
+            expected = g(a, b, preferred_element_type=preferred)
+        except jax.errors.JaxRuntimeError:
+            assert jax.default_backend() != "cpu"
+            pytest.skip("XLA:GPU 0.11.2 has no product of int32 in float32")
         ours = f(a, b, preferred_element_type=preferred)
-        expected = g(a, b, preferred_element_type=preferred)
         assert ours.dtype == expected.dtype
         np.testing.assert_allclose(
             ours.astype(float), expected.astype(float), rtol=2e-2, atol=0.1

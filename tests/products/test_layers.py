@@ -74,6 +74,7 @@ def test_nnx_attention(nnx):
     same_with_gradient(ours, expected, state, X)
 
 
+@pytest.mark.cpu
 def test_nnx_conv(nnx):
     arguments = {"kernel_size": (3, 3), "strides": 2, "feature_group_count": 4}
     f = jl.conv_general_dilated
@@ -84,6 +85,7 @@ def test_nnx_conv(nnx):
     same_with_gradient(ours, expected, state, IMAGES)
 
 
+@pytest.mark.cpu
 def test_linen_conv():
     nn = pytest.importorskip("flax.linen")
     expected = nn.Conv(32, (3, 3), padding="CIRCULAR")

@@ -384,16 +384,20 @@ def test_linear_of_integers_of_less_than_a_byte(dtype, activation):
     np.testing.assert_array_equal(ours.astype(int), expected.astype(int))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("platform", "k", "wide"), [
     ("cuda", 3, True), ("cuda", 20, True), ("cuda", 48, False), ("cpu", 3, False)
 ])  # fmt: skip
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
-@pytest.mark.usefixtures("by_lax")
 def test_int8_of_few_terms_is_widened_on_gpus(dtype, platform, k, wide):
     """XLA:GPU gives twice the product there."""
-    traced = jax.jit(jl.linear).trace(*(jax.ShapeDtypeStruct(s, dtype)
-                                        for s in ((2, k), (2, k), (2,))))  # fmt: skip
-    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    x, bias = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((2, k), (2,)))
+    traced = jax.jit(jl.linear).trace(x, x, bias)
+    try:
+        jl.use_choices("lax")
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+    finally:
+        jl.use_choices(None)
     (types,) = re.findall(r"dot_general.* : (.*)", text)
     assert re.findall(r"x(i\d+)>", types) == ["i32" if wide else "i8"] * 2 + ["i32"]
 

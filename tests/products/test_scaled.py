@@ -27,6 +27,10 @@ def close(got, want):
     info = jnp.finfo(got.dtype)
     want = np.clip(want, -float(info.max), float(info.max))
     slack = 1e-5 + 2 * float(info.smallest_subnormal)
+    if jax.default_backend() != "cpu":
+        # Hopper adds products of 8-bit floats in some 14 bits (DeepSeek-V3 technical
+        # report, arXiv 2412.19437, section 3.5.2), each cut off at the largest.
+        slack += 2**-10 * np.abs(want).max(initial=0)
     np.testing.assert_allclose(wide(got), want, rtol=float(info.eps), atol=slack)
 
 
