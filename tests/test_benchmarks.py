@@ -125,6 +125,43 @@ def test_measure_interleaves_and_counts_launches():
     assert names == [*"abc", *"bca", *"cab", *"abc"]
 
 
+@pytest.mark.parametrize("by_events", [False, True])
+def test_seconds_are_of_one_of_many_in_a_launch(by_events, monkeypatch):
+    """A clock that a launch sets forward by eight seconds."""
+    now = [0.0]
+    monkeypatch.setattr(harness.time, "perf_counter", lambda: now[0])
+
+    def launch(_):
+        now[0] += 8.0
+
+    def timer(start_all):
+        before = now[0]
+        start_all()
+        return now[0] - before
+
+    many = Contender(
+        "many", "ours", launch, times=4, timer=timer if by_events else None
+    )
+    (found,) = measure([many], Timing(rounds=3, seconds=99.0, sample_seconds=32.0))
+    assert found.best == found.median == 2.0 and found.calls == 4
+    assert found.rounds == 3
+
+
+def test_a_program_of_many_calls_makes_each():
+    calls = []
+
+    def f(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(
+            lambda x: (calls.append(float(x[0])), 2 * x)[1], shape, x
+        )
+
+    sets = [(jnp.full(3, value),) for value in (1.0, 5.0)]
+    results = jax.block_until_ready(xla_program.repeated(f, sets, 5)())
+    assert calls == [1.0, 5.0, 1.0, 5.0, 1.0]  # one after the other, and none shared
+    assert [float(y[1]) for y in results] == [2.0, 10.0, 2.0, 10.0, 2.0]
+
+
 def test_whose_threads_linger_comes_last_and_then_a_pause(monkeypatch):
     seen = []
     monkeypatch.setattr(harness.time, "sleep", seen.append)

@@ -14,7 +14,7 @@ import math
 import operator
 import os
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from jax_layout.choices import Work
 from jax_layout.op import Kernel, Op, define
 from jax_layout.permute import permute
 from jax_layout.plain import jnp, lax
+from jax_layout.products import integers
 
 # What NVIDIA recommends for cuBLASLt on Hopper, and room to align it.
 _CUDA_WORKSPACE = (32 << 20) + 256
@@ -324,12 +325,8 @@ def _lax(
     order = batch + [i for i in x + w if i in y and i not in batch]
     plain = not c and alpha == 1
     summed_in = dtype if plain else accumulator(dtype)
-    if _less_than_a_byte(a.dtype) and a.dtype != summed_in:
-        # XLA multiplies these into no other type.
-        whole = np.uint8 if jnp.issubdtype(a.dtype, jnp.unsignedinteger) else np.int8
-        a, b = a.astype(whole), b.astype(whole)
     sums, batches = [([*map(x.index, i)], [*map(w.index, i)]) for i in (summed, batch)]
-    product = functools.partial(
+    dot = functools.partial(
         lax.dot_general,
         dimension_numbers=(sums, batches),
         precision=precision,
@@ -337,30 +334,13 @@ def _lax(
         out_sharding=_reorder(out_sharding, [y.index(i) for i in order]),
     )
     k = math.prod(a.shape[i] for i in sums[0])
-    if a.dtype == b.dtype == np.int8 and summed_in == np.int32 and k % _INT8_K:
-        out = lax.platform_dependent(a, b, cuda=_widened(product), default=product)
-    else:
-        out = product(a, b)
+    out = integers.product(dot, a, b, summed_in, k)
     out = lax.transpose(out, [order.index(label) for label in y])
     if alpha != 1:
         out = out * alpha
     for addend in c:
         out = out + beta * addend.astype(out.dtype)
     return out.astype(dtype)
-
-
-# XLA:GPU (jax 0.11.2, H100) gives twice the product of int8 in int32 of k = 3, and the
-# right one of k = 48; cuBLAS wants multiples of 4, its tensor cores of 16. XLA:CPU is
-# right, and ten times as fast as with int32.
-_INT8_K = 16
-
-
-def _widened(product: Callable[..., Array]) -> Callable[..., Array]:
-    return lambda a, b: product(a.astype(np.int32), b.astype(np.int32))
-
-
-def _less_than_a_byte(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jnp.integer) and jax.dtypes.itemsize_bits(dtype) < 8
 
 
 def gemm_kernel(
