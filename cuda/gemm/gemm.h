@@ -13,7 +13,7 @@
 //                every stride and the rows of y multiples of 16 bytes
 //   alpha, beta  fractional for s32, complex for real types
 //   bias, activation, derivative, aux, sums
-//                of s32 and complex results
+//                of s32 and complex results; gelu and its derivative of f64
 //   bias         of f32 results of 8-bit floats; with a derivative
 //   scales       of other than 8-bit floats; anything but the product in them
 //   aux          but for Gelu, and where rows of y and steps of the batch are

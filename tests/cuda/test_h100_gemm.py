@@ -128,6 +128,16 @@ def test_linear_with_its_epilogue_is_one_call(activation):
     assert kernels(hlo) == 1 and moved(hlo) == {}
 
 
+def test_gelu_of_float64_is_xlas():
+    """cuBLASLt's is of float32's precision."""
+    shapes = (512, 256), (128, 256), (128,)
+    f = functools.partial(jl.linear, activation="gelu")
+    hlo = compiled(f, *shapes, dtype="float64")
+    assert kernels(hlo) == 1 and count("tanh", hlo) == 1
+    hlo = compiled(f, *shapes, dtype="float32")
+    assert kernels(hlo) == 1 and count("tanh", hlo) == 0
+
+
 def step(f, x, w, b, ct):
     y, vjp = jax.vjp(f, x, w, b)
     return y, vjp(ct)
