@@ -107,7 +107,7 @@ def test_index_add(dtype, shape, axis, count, mode):
     x, index = array(shape, dtype), indices(shape[axis], count, outside=2)
     source = array((*shape[:axis], count, *shape[axis + 1 :]), dtype, seed=2)
     equal(
-        jl.index_add(x, axis, index, source, mode=mode),
+        jl.index_add(x, axis, index, source, mode=mode, deterministic=True),
         jnp.asarray(added(x, axis, index, source, mode)),
     )
     zero = jax.jit(
@@ -137,7 +137,8 @@ def test_the_gradient_of_a_large_array(row, dtype):
     index, ct = indices(shape[0] // 3, count), array((count, row), dtype)
     found = jax.jit(
         lambda ct, index: jax.linear_transpose(
-            lambda x: jl.index_select(x, 0, index), jax.ShapeDtypeStruct(shape, dtype)
+            lambda x: jl.index_select(x, 0, index, deterministic=True),
+            jax.ShapeDtypeStruct(shape, dtype),
         )(ct)[0]
     )(ct, index)
     expected = np.zeros(shape, np.float32)
@@ -180,7 +181,7 @@ def test_index_dtypes(dtype):
     np.testing.assert_array_equal(jl.index_select(x, 0, index), expected)
     source = array((5, 3), seed=1)
     equal(
-        jl.index_add(x, 0, index, source),
+        jl.index_add(x, 0, index, source, deterministic=True),
         jnp.asarray(added(x, 0, index.astype(int), source)),
     )
 
@@ -215,7 +216,8 @@ def test_a_donated_array_is_added_to_in_place(dtype):
     """Of 16 bits, rows that are named twice are rounded once."""
     x, source = array((512, 1300), dtype), array((12, 1300), dtype, seed=2)
     index = jnp.asarray(indices(4, 12, outside=600)).at[3:].set(jnp.arange(9) % 4 - 2)
-    f = jax.jit(lambda x, i, s: jl.index_add(x, 0, i, s), donate_argnums=0)
+    add = functools.partial(jl.index_add, deterministic=True)
+    f = jax.jit(lambda x, i, s: add(x, 0, i, s), donate_argnums=0)
     expected = added(x, 0, np.asarray(index), source)
     address = x.unsafe_buffer_pointer()
     y = f(x, index, source)
@@ -270,10 +272,11 @@ def test_gradients(shape, axis, count, mode):
 
 def test_each_is_the_others_transpose():
     x, index, ct = array((9, 4)), jnp.asarray(indices(9, 20, 3)), array((20, 4), seed=4)
+    options = {"mode": "clip", "deterministic": True}
     (selected,) = jax.linear_transpose(
-        lambda x: jl.index_select(x, 0, index, mode="clip"), x
+        lambda x: jl.index_select(x, 0, index, **options), x
     )(ct)
-    expected = jl.index_add(jnp.zeros_like(x), 0, index, ct, mode="clip")
+    expected = jl.index_add(jnp.zeros_like(x), 0, index, ct, **options)
     equal(selected, expected)
     _, vjp = jax.vjp(lambda s: jl.index_add(x, 0, index, s), ct)
     (dropped,) = vjp(x)
@@ -350,7 +353,7 @@ def test_vmap_of_index_add(dims, axis):
         for shape, d in (((4, 5), dims[0]), (source_shape, dims[2]))
     ]
     x, source = array(shapes[0]), array(shapes[1], seed=1)
-    f = lambda x, i, s: jl.index_add(x, axis, i, s)  # noqa: E731
+    f = lambda x, i, s: jl.index_add(x, axis, i, s, deterministic=True)  # noqa: E731
     equal(jax.vmap(f, dims)(x, index, source), loop(f, dims, x, index, source))
 
 
