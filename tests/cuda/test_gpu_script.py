@@ -262,9 +262,12 @@ def test_what_tf32_may_be_off():
 
 
 def test_a_failure_is_told_at_once(tmp_path):
-    """And what reads programs is left out."""
+    """And what reads programs, or is marked, is left out."""
     (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
         "from hlo import compiled, count\n"
+        "@pytest.mark.cpu\n"
+        "def test_of_cpus(): assert 3 == 4\n"
         "def test_program(): assert compiled(abs, 1) == ''\n"
         "def test_values(): assert 1 == 2\n"
         "def test_after(): print('after')\n"
@@ -277,5 +280,5 @@ def test_a_failure_is_told_at_once(tmp_path):
         text=True,
         check=False,
     )
-    assert "1 failed, 1 passed, 1 deselected" in done.stdout
+    assert "1 failed, 1 passed, 2 deselected" in done.stdout
     assert -1 < done.stdout.find("assert 1 == 2") < done.stdout.find("after\n")
