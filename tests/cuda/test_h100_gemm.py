@@ -38,12 +38,12 @@ def test_an_einsum_is_one_call(spec, dtype):
 @pytest.mark.parametrize("n", ["kn", "nk"])
 @pytest.mark.parametrize("y", ["mn", "nm"])
 @pytest.mark.parametrize("batch", ["", "b"])
-@pytest.mark.usefixtures("by_default")
-def test_xla_keeps_products_that_it_moves_nothing_for(batch, m, n, y):
+def test_xla_moves_nothing_for_matrices(batch, m, n, y):
+    """So ours have to be faster by a table, as NT of bfloat16 are on an H100."""
     extents = {"b": 8, "m": 512, "n": 1024, "k": 256}
     a, b, y = (batch + term for term in (m, n, y))
     shapes = (tuple(extents[i] for i in term) for term in (a, b))
-    hlo = compiled(functools.partial(jl.einsum, f"{a},{b}->{y}"), *shapes)
+    hlo = compiled(functools.partial(jnp.einsum, f"{a},{b}->{y}"), *shapes)
     assert (kernels(hlo), products(hlo), moved(hlo)) == (0, 1, {})
 
 
