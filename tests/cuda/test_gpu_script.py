@@ -96,15 +96,19 @@ def environment(tmp_path_factory):
     (folder / "site").mkdir()
     (folder / "site" / "torch.py").write_text("raise ImportError('left out')\n")
     paths = [str(folder / "site"), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {
+    arch = f"90_{folder.name}"  # a folder below build of its own
+    built = ROOT / "build" / f"gpu_{arch}"
+    shutil.rmtree(built, ignore_errors=True)  # what is there is not built again
+    yield os.environ | {
         "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
         "PYTHON": str(folder / "python"),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "ARCH": f"90_{folder.name}",  # a folder below build of its own
+        "ARCH": arch,
         "REAL_NVCC": str(Path(nvcc()).resolve()) if nvcc() else "",
         "DEVICE": "cpu",
         "JAX_PLATFORMS": "cpu",
     }
+    shutil.rmtree(built, ignore_errors=True)
 
 
 # Options of a benchmark's, none of which has more to do than this.
