@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of benchmarks/results in README.md and programs.md: python -m docs.tables.
+"""Tables of benchmarks/results in README.md and of docs: python -m docs.tables.
 
 A column stands for a processor in one profile; its figures are of the newest jax that
 each benchmark was recorded on there.
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,22 @@ from typing import Any
 from benchmarks.results import (
     FAST_ENOUGH,
     PLAIN,
+    RESULTS,
     CaseResult,
     Report,
     geometric_mean,
     newest,
     recorded,
 )
+from jax_layout import choices
 
 README = Path(__file__).parent.parent / "README.md"
 PROGRAMS = Path(__file__).with_name("programs.md")
+GPU = Path(__file__).with_name("gpu.md")
+H100 = RESULTS / "nvidia-h100-80gb-hbm3" / "jax-0.11.2"
+H100_TABLE = (
+    Path(choices.__file__).parent / "tables" / f"{H100.parent.name}-jaxlib-0.11.json"
+)
 BEGIN, END = "<!-- figures: python -m docs.tables -->\n", "<!-- end of figures -->\n"
 WITHOUT_AMX = "avx512_bf16", "avx512", "avx2"
 PROFILES = {
@@ -126,9 +134,11 @@ def ratio(
     return geometric_mean(value for value in found if value)
 
 
-def figure(value: float | None) -> str:
+def figure(value: float | None, digits: int = 1) -> str:
     if value is None:
         return ""
+    if digits > 1:
+        return f"{value:.{digits}f}"
     return (
         f"{value:.0f}"
         if value >= 10
@@ -249,18 +259,67 @@ def _same(case: CaseResult, other: CaseResult) -> bool:
     return of == (other.group, other.name, other.config["dtype"])
 
 
-def renewed(page: Path, made: str) -> str:
-    """The page with what stands between its marks made anew."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{made}\n{END}{after}"
+def gpu_permutes(folder: Path) -> str:
+    """A row a case: ours, a copy, what was predicted, and ours beside jax's."""
+    report = Report.load(folder / "permute.json")
+    predicted = {
+        (row["name"], row["dtype"]): row["predicted_share"]
+        for row in json.loads((folder / "predicted.json").read_text())
+    }
+    heads = "case, , MB, ours us, copy us, % of copy, predicted, in a program: ours us"
+    heads += ", jax us, times jax, times torch"
+    lines = [f"| {' | '.join(heads.split(', '))} |", "|---|---|" + "--:|" * 9]
+    for case in report.cases:
+        dtype = case.config["dtype"]
+        kernel, copy = case.sample("kernel", True), case.copy(True)
+        ours, theirs = (case.sample(family, False) for family in ("ours", "jnp"))
+        if not (kernel and copy and ours and theirs):
+            continue
+        share = predicted.get((case.name, dtype))
+        cells = [
+            case.name,
+            _DTYPES.get(dtype, dtype),
+            f"{case.moved / 2e6:.0f}",
+            *(f"{1e6 * s.median:.1f}" for s in (kernel, copy)),
+            f"{100 * copy.median / kernel.median:.0f}",
+            f"{share:.0f}" if share else "",
+            *(f"{1e6 * s.median:.1f}" for s in (ours, theirs)),
+            figure(theirs.median / ours.median, 2),
+            figure(case.speedup("torch", False)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def gpu_choices(table: choices.Table) -> str:
+    """A row a kind of call: its ratios, and how many of its sizes are ours."""
+    lines = ["| call | least | largest | ours |", "|---|--:|--:|--:|"]
+    for case, points in table.cases.items():
+        ratios = [max(of.values()) for of in points.values()]
+        ours = sum(ratio >= choices.GAIN for ratio in ratios)
+        bounds = " | ".join(f"{r:.2f}" for r in (min(ratios), max(ratios)))
+        lines.append(f"| `{case}` | {bounds} | {ours} of {len(ratios)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def renewed(page: str, made: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
+    """The text of a page with what stands between its marks made anew."""
+    begin, end = marks
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{made}\n{end}{after}"
 
 
 def pages(found: dict[str, list[Report]]) -> dict[Path, str]:
     """What the pages are that have tables."""
     return {
-        README: renewed(README, table(found)),
-        PROGRAMS: renewed(PROGRAMS, programs(found)),
+        README: renewed(README.read_text(), table(found)),
+        PROGRAMS: renewed(PROGRAMS.read_text(), programs(found)),
+        GPU: renewed(
+            renewed(GPU.read_text(), gpu_permutes(H100)),
+            gpu_choices(choices.load(H100_TABLE)),
+            (BEGIN.replace("figures", "choices"), END.replace("figures", "choices")),
+        ),
     }
 
 

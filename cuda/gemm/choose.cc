@@ -229,45 +229,6 @@ lt::Epilogue ChooseEpilogue(const GemmProblem& problem) {
   return lt::kDefault;
 }
 
-// What follows takes these times: predictions, which no device has confirmed.
-constexpr double kLaunch = 2.5;               // us
-constexpr double kBytesPerMicrosecond = 3e6;  // of an H100's memory
-// Multiplications and additions times the bytes of an operand, of its tensor
-// cores: 700 TFLOP/s of bf16.
-constexpr double kWorkPerMicrosecond = 1.4e9;
-
-// Steps that no batch takes are launches one after the other. XLA moves both
-// operands and the result instead: four launches, in which what its product
-// reads and writes once is read and written once more.
-bool LaunchesTooOften(const GemmProblem& problem) {
-  const GemmPlan& plan = problem.plan;
-  int64_t largest = 1;
-  for (const GemmLoop& loop : plan.loops) {
-    largest = std::max(largest, loop.extent);
-  }
-  const auto bytes = static_cast<double>(
-      (plan.m + plan.n) * plan.k * Info(problem.operands).bytes +
-      plan.m * plan.n * Info(problem.result).bytes);
-  const auto steps = static_cast<double>(plan.Steps());
-  return steps / static_cast<double>(largest) * kLaunch >
-         4 * kLaunch + 3 * steps * bytes / kBytesPerMicrosecond;
-}
-
-// Sums in the product save a launch, and reading `a` once more. What they cost
-// the product is cuBLASLt's secret: training 1.5 billion parameters became
-// faster, of 10 billion its backward took 1.63 times as long
-// (CUDALibrarySamples, issue 90); if half of that was these products, each took
-// 2.27 times as long. So they are made here where even that costs less.
-bool SumsCostMore(const GemmProblem& problem) {
-  constexpr double kSlower = 1.27;
-  const GemmPlan& plan = problem.plan;
-  const auto read =
-      static_cast<double>(plan.m * plan.k * Info(problem.operands).bytes);
-  const double product = 2 * read * static_cast<double>(plan.n);
-  return problem.sums && kSlower * product / kWorkPerMicrosecond >
-                             kLaunch + read / kBytesPerMicrosecond;
-}
-
 // alpha * (a @ b) is 0 without a and b being read.
 void DropProduct(GemmKernel* kernel) {
   GemmProblem& problem = kernel->problem;
@@ -292,10 +253,7 @@ std::vector<std::string> GemmMethods(const GemmProblem& problem) {
       problem.operands != DType::kS8 ||
       (!plan.a.transposed && plan.b.transposed &&
        (plan.k | plan.n | plan.a.ld | plan.b.ld | plan.y.ld) % 4 == 0);
-  if (!fits || LaunchesTooOften(problem) || SumsCostMore(problem) ||
-      !Refusal(problem).empty()) {
-    return {};
-  }
+  if (!fits || !Refusal(problem).empty()) return {};
   return {"cuBLASLt"};
 }
 

@@ -756,38 +756,6 @@ def test_loops(library, spec, shapes, launches, batch):
 # -- the cache -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "spec, shapes, claimed",
-    [
-        ("bshd,bthd->bhst", ((8, 512, 16, 64), (8, 512, 16, 64)), True),
-        ("bhst,bthd->bshd", ((8, 16, 512, 512), (8, 512, 16, 64)), True),
-        ("bshd,bthd->bhst", ((2, 16, 3, 8), (2, 16, 3, 8)), True),  # two launches
-        ("bshd,bthd->bhst", ((64, 32, 48, 64), (64, 32, 48, 64)), False),
-        ("bmk,bkn->bmn", ((4096, 8, 8), (4096, 8, 8)), True),  # one
-    ],
-)
-def test_many_launches_of_little_are_left_to_xla(library, spec, shapes, claimed):
-    kernel = Kernel(library, spec, *shapes, BF16)
-    assert bool(library.ours.Claims(kernel._kernel)) == claimed
-
-
-@pytest.mark.parametrize(
-    "rows, inputs, outputs, claimed",
-    [
-        (512, 1024, 1024, True),  # 1 GFLOP, beside a launch
-        (1024, 1024, 1024, False),
-        (4096, 1024, 4096, False),
-        (65536, 128, 4096, True),  # reading the cotangent takes as long
-        (65536, 256, 4096, False),
-    ],
-)
-def test_sums_of_large_layers_are_left_to_xla(library, rows, inputs, outputs, claimed):
-    shapes = (rows, outputs), (rows, inputs)
-    for sums in (True, False):
-        kernel = Kernel(library, "km,kn->mn", *shapes, BF16, sums=sums)
-        assert bool(library.ours.Claims(kernel._kernel)) == (claimed or not sums)
-
-
 @pytest.mark.parametrize("dtype", [F32, BF16, F64, C128], ids=str)
 def test_alignment_is_part_of_the_key(library, dtype):
     step = min(dtype.itemsize, 8)
