@@ -17,10 +17,7 @@ from jax_layout import choices
 from jax_layout.tune import cases as cpu_cases
 from jax_layout.tune import gpu_cases, table
 from jax_layout.tune.command import heading, run
-from jax_layout.tune.measure import QUICK, Timing
-
-# A sample of many launches, between two of which nobody waits.
-_ON_GPU = Timing(seconds=0.4, rounds=9, sample=8e-3)
+from jax_layout.tune.measure import ON_GPU, QUICK, Timing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,19 +39,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     gpu = options.device == "gpu"
-    packaged = Path(jl.__file__).parent / "tables" / table.file_name(options.device)
-    path = options.output or packaged
-    print(heading(path, options.quick), flush=True)
+    machine = table.machine(options.device)
+    name = f"{machine['profile']}-jaxlib-{choices.jaxlib_minor()}.json"
+    path = options.output or Path(jl.__file__).parent / "tables" / name
+    print(heading(path, options.quick, options.device), flush=True)
     kept = None
-    cases = (gpu_cases if gpu else cpu_cases).all_cases(options.quick)
+    cases = gpu_cases.all_cases() if gpu else cpu_cases.all_cases(options.quick)
     if options.only is not None:
         cases = [c for c in cases if any(word in c.name for word in options.only)]
-    timing = _ON_GPU if gpu else QUICK if options.quick else Timing()
+    timing = ON_GPU if gpu else QUICK if options.quick else Timing()
     if options.seconds:
         timing = dataclasses.replace(timing, seconds=options.seconds)
     if options.only is not None or options.again:
         kept = choices.load(path).points() if path.exists() else None
     how = {"kept": kept, "again": options.again, "platform": options.device}
+    how["measured_on"] = machine
     outcome = run(path, options.quick, cases, timing, **how)
     print(outcome)
     return int(bool(outcome.failures))

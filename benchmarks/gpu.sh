@@ -4,11 +4,14 @@
 # Everything that needs a GPU. For a machine with an NVIDIA GPU, jax with its CUDA
 # plugin, nvcc 13, and what pyproject.toml needs to build and test; no network.
 #
-#   benchmarks/gpu.sh checks | kernels | products | programs | predictions
+#   benchmarks/gpu.sh checks | choices | kernels | products | attention | programs
+#   benchmarks/gpu.sh predictions
 #
 # checks    kernels without Python, under compute-sanitizer too; tests
+# choices   what is ours: a table for jax_layout/tables
 # kernels   permutes beside copies; rows by index
-# products  matrices, linear layers, attention, with TF32 and without
+# products  products of heads, linear layers
+# attention attention; matrices without TF32
 # programs  whole programs, as they are and with ours
 # predictions  permutes beside what was predicted of them: after kernels, needs no GPU,
 #           but its name in GPU
@@ -26,6 +29,7 @@
 # ARCH    its compute capability without the dot, asked by default
 # DEVICE  jax's name of the platform, gpu by default
 # BENCH   more options for all benchmarks, such as '--quick --case "4 NT"'
+# CHOOSE  more options for the choices, such as '--only permute'
 # TESTS   more options for pytest
 # MINUTES another limit than eight
 #
@@ -35,9 +39,9 @@ cd "$(dirname "$0")/.."
 
 part=${1:-}
 case $part in
-  checks | kernels | products | programs | predictions) ;;
+  checks | choices | kernels | products | attention | programs | predictions) ;;
   *)
-    echo "usage: benchmarks/gpu.sh checks | kernels | products | programs | predictions" >&2
+    sed -n 's/^#   /usage: /p' "$0" | head -n 2 >&2
     exit 2
     ;;
 esac
@@ -164,13 +168,25 @@ kernels() {
   bench 150 index index --device "$platform" --seconds 0.5
 }
 
+choices() {
+  local more
+  eval "more=(${CHOOSE:-})"
+  step 460 choices "$python" -m benchmarks.choose --device "$platform" \
+    --output "$out/choices_$device.json" "${more[@]}"
+}
+
+# To compile a product takes seconds, in which XLA tries its kernels. All are timed, also
+# those that are XLA's by default.
 products() {
-  # Also those that are XLA's by default: whether they should be.
   export JAX_LAYOUT_CHOICES=kernels
-  bench 200 gemm gemm --device "$platform" --seconds 0.5
-  bench 80 linear linear --device "$platform" --seconds 0.5
-  bench 80 attention attention --device "$platform" --seconds 0.5
-  bench 120 gemm_highest gemm --device "$platform" --seconds 0.3 --highest
+  bench 160 gemm gemm --device "$platform" --seconds 0.5 --set attention
+  bench 300 linear linear --device "$platform" --seconds 0.5
+}
+
+attention() {
+  export JAX_LAYOUT_CHOICES=kernels
+  bench 300 attention attention --device "$platform" --seconds 0.5
+  bench 160 gemm_highest gemm --device "$platform" --seconds 0.3 --set square --highest
 }
 
 programs() {

@@ -26,6 +26,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import jax
 import jaxlib
 import numpy as np
 
@@ -74,6 +75,7 @@ class Table:
       threads: that took part.
       cases: case -> sizes -> method -> XLA's time over the method's.
       quick: it has so few points that the package's table counts beside it.
+      gpu: that calls of GPUs were measured on, where a user's table has some.
     """
 
     profile: str
@@ -82,6 +84,7 @@ class Table:
     threads: int
     cases: Mapping[str, Points]
     quick: bool = False
+    gpu: str = ""
 
     def ratio(self, work: Work, method: str) -> float | None:
         """How many times faster than XLA a method is, None if that is not known.
@@ -361,6 +364,7 @@ def load(path: str | os.PathLike[str]) -> Table:
             **{name: str(content[name]) for name in ("profile", "jaxlib", "processor")},
             threads=int(content["threads"]),
             quick=bool(content.get("quick", False)),
+            gpu=str(content.get("gpu", "")),
             cases={
                 case: {tuple(map(int, sizes)): dict(ratios) for sizes, ratios in points}
                 for case, points in content["cases"].items()
@@ -400,6 +404,16 @@ def check_here(table: Table, path: str | os.PathLike[str]) -> None:
                 f"choices: {path} is of another machine: its {what} is {there}, "
                 f"here it is {here}."
             )
+    if table.gpu and gpu() not in ("", table.gpu):
+        raise ValueError(
+            f"choices: {path} is of another machine: its GPU is {table.gpu}, here it "
+            f"is {gpu()}."
+        )
+
+
+def of_gpu(work: Work) -> bool:
+    """Whether a call is one of a program for GPUs."""
+    return work.case.startswith("cuda ")
 
 
 @functools.cache
@@ -434,6 +448,15 @@ def processor() -> str:
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+@functools.cache
+def gpu() -> str:
+    """The name of the GPU that programs run on, "" where there is none."""
+    try:
+        return str(jax.devices("cuda")[0].device_kind)
+    except RuntimeError:
+        return ""
 
 
 def threads() -> int:

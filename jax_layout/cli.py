@@ -146,6 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     tune.add_argument("--quick", action="store_true", help="under a minute, not ten")
     tune.add_argument(
+        "--platform", choices=("cpu", "cuda"), default="cpu", help="a GPU takes three"
+    )
+    tune.add_argument(
         "--output",
         type=Path,
         metavar="PATH",
@@ -511,14 +514,17 @@ def _dotted(version: Sequence[int]) -> str:
 
 def _tune(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from jax_layout import _backends, choices
-    from jax_layout.tune.command import heading, run
+    from jax_layout.tune.command import heading, tune
 
-    if not _backends.available("cpu"):
+    on = options.platform
+    if not _backends.available(on) or (on == "cuda" and not choices.gpu()):
         raise _Wrong("tune: there are no kernels of ours here; see jax-layout doctor")
+    if on == "cuda" and options.quick:
+        raise _Wrong("tune: --quick is for CPUs; a GPU takes three minutes")
     path = options.output or choices.user_path()
-    print(heading(path, options.quick), file=sys.stderr)
+    print(heading(path, options.quick, on), file=sys.stderr)
     try:
-        outcome = run(path, options.quick)
+        outcome = tune(path, options.quick, on)
     except OSError as error:
         print(f"jax-layout tune: {path} cannot be written: {error}", file=sys.stderr)
         return 1

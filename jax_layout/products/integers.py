@@ -13,8 +13,8 @@ from jax import Array
 from jax_layout.plain import jnp, lax
 
 # XLA:GPU (jax 0.11.2, H100) gives twice the product of int8 in int32 where k is no
-# multiple of 4: of 2, 3, 5, 6, 7 and 33. XLA:CPU is right, and ten times as fast as with
-# int32.
+# multiple of 4: of 2, 3, 5, 6, 7 and 33. XLA:CPU is right, and ten times as fast as
+# with int32.
 _K = 4
 
 

@@ -7,14 +7,16 @@ import contextlib
 import dataclasses
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jax_layout import choices
+from jax_layout.tune import cases as cpu_cases
+from jax_layout.tune import gpu_cases
 from jax_layout.tune.case import Case
-from jax_layout.tune.cases import all_cases
-from jax_layout.tune.measure import QUICK, Measured, Points, Timing, measure
-from jax_layout.tune.table import replacing, text
+from jax_layout.tune.measure import ON_GPU, QUICK, Measured, Points, Timing, measure
+from jax_layout.tune.table import machine, replacing, text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,7 @@ def run(
     kept: Points | None = None,
     again: bool = False,
     platform: str = "cpu",
+    measured_on: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Measures, and writes the table.
 
@@ -61,28 +64,55 @@ def run(
       kept: points that are written too.
       again: one that is measured anew keeps the lesser ratio; else the new one.
       platform: jax's name of it.
+      measured_on: what the table says of that; this machine if left out.
 
     Raises:
       OSError: the file cannot be written; before anything is measured.
     """
-    cases = all_cases(quick) if cases is None else cases
-    timing = timing or (QUICK if quick else Timing())
+    if cases is None:
+        cases = (
+            cpu_cases.all_cases(quick) if platform == "cpu" else gpu_cases.all_cases()
+        )
+    if timing is None:
+        timing = ON_GPU if platform != "cpu" else QUICK if quick else Timing()
     with replacing(path) as file, _progress(len(cases)) as advance:
         found: Measured = measure(cases, timing, advance, platform)
         points = {**(kept or {}), **found.points}
         if again:
             found.add(kept or {})
             points = found.points
-        file.write(text(points, quick, platform))
+        file.write(text(points, quick, measured_on))
     return Outcome(str(path), len(found.points), found.ours, tuple(found.failures))
 
 
-def heading(path: Path, quick: bool) -> str:
+def tune(path: Path, quick: bool, platform: str) -> Outcome:
+    """Measures this machine's CPU or its GPU; what its table has of the other stays.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    measured_on = machine("cpu")
+    kept: Points = {}
+    # What is no table of this machine is of no use to it.
+    with contextlib.suppress(ValueError):
+        known = choices.load(path)
+        choices.check_here(known, path)
+        other = platform == "cpu"
+        kept = {w: r for w, r in known.points().items() if choices.of_gpu(w) == other}
+        measured_on["gpu"] = known.gpu
+        quick = quick if platform == "cpu" else known.quick
+    if platform != "cpu":
+        measured_on["gpu"] = choices.gpu()
+    return run(path, quick, kept=kept, platform=platform, measured_on=measured_on)
+
+
+def heading(path: Path, quick: bool, platform: str = "cpu") -> str:
     """What a run is about to do."""
+    on = machine(platform)
     return (
         f"measuring the {'most used' if quick else 'usual'} calls on "
-        f"{choices.processor()}, {choices.threads()} threads, profile "
-        f"{choices.profile()}, jaxlib {choices.jaxlib_minor()}, for {path}"
+        f"{on['processor']}, {on['threads']} threads, profile {on['profile']}, "
+        f"jaxlib {choices.jaxlib_minor()}, for {path}"
     )
 
 

@@ -72,6 +72,8 @@ class Timing:
 
 
 QUICK = Timing(seconds=0.06, rounds=9, sample=5e-4)
+# A sample of many programs, between two of which nobody waits.
+ON_GPU = Timing(seconds=0.4, rounds=9, sample=8e-3)
 
 
 @dataclasses.dataclass
@@ -186,7 +188,8 @@ class _Trial:
         for key, (variant, _) in self.variants.items():
             compiled = variant.result()
             result = jax.device_get(self._first(compiled(*self.sets[0])))
-            if apart := difference(result, expected):
+            # A GPU may round float32 to TF32 before it multiplies.
+            if apart := difference(result, expected, 1 if self.blocking else 10):
                 wrong.append(f"{key[0]}: {apart}")
             else:
                 runs[key] = compiled
@@ -297,8 +300,8 @@ def _lowered(
         return jax.jit(fresh).lower(*operands), asked
 
 
-def difference(found: Any, expected: Any) -> str | None:
-    """How results are apart, if by more than rounding."""
+def difference(found: Any, expected: Any, times: float = 1) -> str | None:
+    """How results are apart, if by more than rounding, so many times."""
     for y, like in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         y, like = np.asarray(y), np.asarray(like)
         if y.shape != like.shape or y.dtype != like.dtype:
@@ -309,7 +312,7 @@ def difference(found: Any, expected: Any) -> str | None:
             if not np.array_equal(y, like):
                 return "wrong result"
             continue
-        tolerance = _TOLERANCES[like.dtype.name]
+        tolerance = times * _TOLERANCES[like.dtype.name]
         if like.dtype.itemsize == 2:
             y, like = y.astype(np.float32), like.astype(np.float32)
         same = (y == like) & np.isinf(like)  # the maximum of nothing

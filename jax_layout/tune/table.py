@@ -9,7 +9,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +19,29 @@ from jax_layout import choices
 from jax_layout.tune.measure import Points
 
 
-def file_name(platform: str) -> str:
-    """What the package calls the table of this machine."""
+def machine(platform: str) -> dict[str, Any]:
+    """What a table says of the processor or GPU that it was measured on."""
     if platform == "cpu":
-        return choices.file_name()
-    return f"{_measured_on(platform)['profile']}-jaxlib-{choices.jaxlib_minor()}.json"
+        profile, processor = choices.profile(), choices.processor()
+        return {
+            "profile": profile,
+            "processor": processor,
+            "threads": choices.threads(),
+        }
+    device = jax.devices(platform)[0]
+    kind = device.device_kind
+    profile = re.sub("[^a-z0-9]+", "-", kind.lower()).strip("-")
+    return {"profile": profile, "processor": kind, "threads": device.core_count}
 
 
-def _measured_on(platform: str) -> dict[str, Any]:
-    if platform == "cpu":
-        found = choices.profile(), choices.processor(), choices.threads()
-    else:
-        device = jax.devices(platform)[0]
-        kind = device.device_kind
-        profile = re.sub("[^a-z0-9]+", "-", kind.lower()).strip("-")
-        found = profile, kind, device.core_count
-    return dict(zip(("profile", "processor", "threads"), found, strict=True))
-
-
-def text(points: Points, quick: bool = False, platform: str = "cpu") -> str:
-    """The table of this machine, sorted, a point to a line."""
+def text(
+    points: Points, quick: bool = False, measured_on: Mapping[str, Any] | None = None
+) -> str:
+    """The table of a machine, this one if left out, sorted, a point to a line."""
     head: dict[str, Any] = {
         "format": choices.FORMAT,
         "jaxlib": choices.jaxlib_minor(),
-        **_measured_on(platform),
+        **(machine("cpu") if measured_on is None else measured_on),
         "jax": jax.__version__,
         "quick": quick,
     }

@@ -116,16 +116,17 @@ QUICK = "--quick --rounds 1 --seconds 0.01 --case"
 PARTS = {
     "checks": {"TESTS": "--collect-only"},
     "kernels": {"BENCH": f"{QUICK} 'patchify 16 float32' 'select: 64x64'"},
-    "products": {
-        "BENCH": f"{QUICK} 'tiny: 4 NT float32' '16x4096->4096, gelu bfloat16' "
-        "'of 512x8, float32'"
-    },
+    "choices": {"CHOOSE": "--seconds 0.01 --only 'permute 1,0 float32 512x512'"},
+    "products": {"BENCH": f"{QUICK} 'batched float32' '16x4096->4096, gelu bfloat16'"},
+    "attention": {"BENCH": f"{QUICK} '256 NN float32' 'of 512x8, float32'"},
     "programs": {"BENCH": f"{QUICK} 'ViT block' 'Flax: bidirectional LSTM'"},
 }
 RESULTS = {
     "checks": (),
     "kernels": ("permute", "index"),
-    "products": ("gemm", "linear", "attention", "gemm_highest"),
+    "choices": ("choices",),
+    "products": ("gemm", "linear"),
+    "attention": ("attention", "gemm_highest"),
     "programs": ("layout", "programs"),
 }
 
@@ -172,6 +173,7 @@ def test_every_step_passes(parts, part):
 
 
 STEPS = {part: [f"benchmark {n}" for n in RESULTS[part]] for part in PARTS}
+STEPS["choices"] = ["choices"]
 STEPS["checks"] = (
     "needs,build cuda_check,build cuda_check_gemm,cuda_check,cuda_check_gemm,"
     "memcheck,racecheck,synccheck,initcheck,tests".split(",")

@@ -49,7 +49,7 @@ TINY = [case(product, (8,)), case(moved, (4, 4))]
 @pytest.fixture
 def tiny(monkeypatch, tmp_path):
     """The command with two cases, and a cache folder of its own."""
-    monkeypatch.setattr(command, "all_cases", lambda quick: TINY)
+    monkeypatch.setattr(command.cpu_cases, "all_cases", lambda quick: TINY)
     monkeypatch.setattr(choices, "user_path", lambda: tmp_path / "cache" / "table.json")
     return tmp_path
 
@@ -272,7 +272,7 @@ def test_tune_writes_where_it_is_read(tiny, capsys):
 
 
 def test_tune_json_and_output(tiny, capsys, monkeypatch):
-    monkeypatch.setattr(command, "all_cases", lambda quick: TINY[1:])
+    monkeypatch.setattr(command.cpu_cases, "all_cases", lambda quick: TINY[1:])
     path = tiny / "mine.json"
     assert cli.main(["tune", "--json", "--output", str(path)]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -296,10 +296,56 @@ def test_tune_that_is_interrupted_leaves_no_file(tiny, capsys, monkeypatch):
     def interrupted(x):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "all_cases", lambda quick: [case(interrupted, (2,))])
+    monkeypatch.setattr(
+        command.cpu_cases, "all_cases", lambda quick: [case(interrupted, (2,))]
+    )
     assert cli.main(["tune"]) == 1
     assert "interrupted" in capsys.readouterr().err
     assert not list((tiny / "cache").iterdir())
+
+
+def test_programs_of_a_gpu_call_many_times(monkeypatch):
+    """The same on a CPU's device: a case that is wrong, two that are not."""
+    monkeypatch.setattr(jax, "devices", lambda platform: jax.local_devices()[:1])
+    called = []
+
+    def counted(x):
+        called.append(x)
+        return moved(x)
+
+    found = measure([case(counted, (4,)), *TINY], SHORT, platform="gpu")
+    assert set(found.points) >= {Work("permute fake", s) for s in ((4,), (4, 4))}
+    assert len(called) == 3  # for its result's shape, and once in each of two programs
+    (failure,) = found.failures
+    assert failure.startswith("product: OpenBLAS: wrong result, off by 1")
+
+
+def test_a_cpu_and_its_gpu_share_a_table(tiny, monkeypatch):
+    monkeypatch.setattr(command.cpu_cases, "all_cases", lambda quick: TINY[1:])
+    path = choices.user_path()
+    assert cli.main(["tune"]) == 0
+    of_cpu = choices.load(path).points()
+    work = Work("cuda permute 4", (64, 8, 8))
+    monkeypatch.setattr(choices, "gpu", lambda: "NVIDIA A100")
+    with monkeypatch.context() as patch:
+        measured = Measured({work: {"ours": 1.5}})
+        patch.setattr(command, "measure", lambda *given: measured)
+        outcome = command.tune(path, False, "cuda")
+    table = choices.load(path)
+    assert (outcome.works, table.gpu, table.quick) == (1, "NVIDIA A100", False)
+    assert table.points() == of_cpu | measured.points
+    assert cli.main(["tune", "--quick"]) == 0
+    table = choices.load(path)
+    assert work in table.points() and (table.gpu, table.quick) == ("NVIDIA A100", True)
+
+    monkeypatch.setattr(choices, "gpu", lambda: "NVIDIA H200")
+    with pytest.raises(ValueError, match="its GPU is NVIDIA A100, here it is NVIDIA H"):
+        choices.check_here(table, path)
+
+
+def test_tune_of_a_gpu_needs_one(tiny, capsys):
+    assert cli.main(["tune", "--platform", "cuda"]) == 2
+    assert "tune: there are no kernels of ours here" in capsys.readouterr().err
 
 
 def test_doctor_names_the_choices(capsys):
