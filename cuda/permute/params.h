@@ -134,19 +134,36 @@ struct PackedParams {
     FastDivider<uint32_t> extent;
     int64_t stride;
   };
+  // The contiguous runs of a tile, on one side.
+  struct Runs {
+    int vector;  // bytes per access; below 4, 16 from anywhere
+    uint32_t count;
+    FastDivider<uint32_t> length;  // accesses
+    int rank;
+    Run dims[kMaxTileRank];
 
-  int element;             // bytes
-  int x_vector, y_vector;  // bytes per access; below 4, 16 from anywhere
+    // Where a run begins, relative to the tile.
+    __device__ int64_t Offset(uint32_t run) const {
+      int64_t offset = 0;
+      for (int d = 0; d < rank; ++d) {
+        const uint32_t rest = dims[d].extent.Quotient(run);
+        offset += (run - rest * dims[d].extent.divisor) * dims[d].stride;
+        run = rest;
+      }
+      return offset;
+    }
+  };
+
+  int element;  // bytes
+  bool wide;    // offsets in a tile need 64 bits
+  int shared_bytes;
   uint32_t elements;  // of shared memory, where such runs are whole vectors
   uint32_t tiles;
-  uint32_t x_runs, y_runs;             // contiguous runs of a tile
-  uint32_t y_length;                   // elements of a run
-  FastDivider<uint32_t> x_run, y_run;  // accesses per run
-  int shared_bytes;
-  int rank, x_run_rank, y_run_rank;
+  uint32_t y_length;  // elements of a run
+  int rank;
   uint32_t last_stride;  // of order[rank - 1]
   Order order[kMaxTileRank];
-  Run x_run_dims[kMaxTileRank], y_run_dims[kMaxTileRank];
+  Runs x, y;
   Walk walk;      // over tiles
   int64_t size;   // of x, in bytes
   int64_t reach;  // from a tile's first byte in x to its last element

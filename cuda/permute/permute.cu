@@ -192,9 +192,11 @@ struct Launcher {
 
   template <int kElement>
   Status LaunchPacked(const PackedParams& p) const {
-    const int wave = Multiprocessors() * kPackedResident<kElement>;
-    return Launch(PackedKernel<kElement>, std::min<int64_t>(p.tiles, wave),
-                  kPackedThreads, p.shared_bytes, p, x, y, stream);
+    const int wave = Multiprocessors() * kPackedResident;
+    return Launch(p.wide ? PackedKernel<kElement, uint64_t>
+                         : PackedKernel<kElement, uint32_t>,
+                  std::min<int64_t>(p.tiles, wave), PackedThreads(kElement),
+                  p.shared_bytes, p, x, y, stream);
   }
 
   Status operator()(const PackedParams& p) const {
