@@ -81,6 +81,18 @@ __device__ inline void StoreGlobal(char* to, const Packet<kBytes>& p) {
 #endif
 }
 
+// The same of bytes that nothing is to find in a cache again: they leave it
+// first.
+template <int kBytes>
+__device__ inline Packet<kBytes> LoadStreaming(const char* from) {
+  return Unpack<kBytes>(__ldcs(reinterpret_cast<const Word<kBytes>*>(from)));
+}
+
+template <int kBytes>
+__device__ inline void StoreStreaming(char* to, const Packet<kBytes>& p) {
+  __stcs(reinterpret_cast<Word<kBytes>*>(to), Pack<kBytes>(p));
+}
+
 // kBytes from anywhere, 4 or 16, of the words around them, all of which must be
 // there, and one more.
 template <int kBytes>

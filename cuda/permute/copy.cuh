@@ -9,41 +9,24 @@
 
 namespace jax_layout {
 
-inline constexpr int kCopyThreads = 128;
-inline constexpr int kCopyInFlight = 8;
-inline constexpr int kCopySpan = kCopyThreads * kCopyInFlight;  // units
+inline constexpr int kCopyThreads = 256;
 
 inline int64_t CopyBlocks(const CopyParams& p) {
-  return (p.size / p.unit + kCopySpan - 1) / kCopySpan + (p.size < p.unit);
+  return (p.size / p.unit + kCopyThreads - 1) / kCopyThreads +
+         (p.size < p.unit);
 }
 
-// Launch: 1-D; a block copies kCopySpan units, eight per thread, whose loads go
-// out together as far as 32 registers hold them: a full multiprocessor has more
-// in flight than its share of memory bandwidth needs. Block 0 also copies what
-// is less than a unit.
+// Launch: 1-D; a thread copies a unit: a full multiprocessor has more in flight
+// than its share of memory bandwidth needs, and small blocks end together.
+// Block 0 also copies what is less than a unit.
 template <int kUnit>
 __global__ __launch_bounds__(kCopyThreads) void CopyKernel(
     const __grid_constant__ CopyParams p, const char* __restrict__ x,
     char* __restrict__ y) {
   const int64_t units = p.size / kUnit;
-  const int64_t first = int64_t{blockIdx.x} * kCopySpan + threadIdx.x;
-  if ((int64_t{blockIdx.x} + 1) * kCopySpan <= units) {
-    const char* from = x + first * kUnit;
-    char* to = y + first * kUnit;
-    Packet<kUnit> held[kCopyInFlight];
-#pragma unroll
-    for (int k = 0; k < kCopyInFlight; ++k) {
-      held[k] = LoadGlobal<kUnit>(from + k * kCopyThreads * kUnit);
-    }
-#pragma unroll
-    for (int k = 0; k < kCopyInFlight; ++k) {
-      StoreGlobal<kUnit>(to + k * kCopyThreads * kUnit, held[k]);
-    }
-  } else {
-#pragma unroll 1
-    for (int64_t unit = first; unit < units; unit += kCopyThreads) {
-      StoreGlobal<kUnit>(y + unit * kUnit, LoadGlobal<kUnit>(x + unit * kUnit));
-    }
+  const int64_t unit = int64_t{blockIdx.x} * kCopyThreads + threadIdx.x;
+  if (unit < units) {
+    StoreGlobal<kUnit>(y + unit * kUnit, LoadGlobal<kUnit>(x + unit * kUnit));
   }
   if (blockIdx.x == 0) {
     const int64_t byte = units * kUnit + threadIdx.x;

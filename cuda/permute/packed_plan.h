@@ -13,11 +13,12 @@
 
 namespace jax_layout {
 
-inline constexpr int kPackedThreads = 256;
-// Bytes of a tile that a thread moves, at most: 32 elements.
-__host__ __device__ constexpr int PackedShare(int element) {
-  return element == 1 ? 32 : 64;
+// Places of single bytes take 16 registers.
+__host__ __device__ constexpr int PackedThreads(int element) {
+  return element == 1 ? 192 : 256;
 }
+// Bytes of a tile that a thread moves, at most.
+inline constexpr int kPackedShare = 32;
 
 // Bytes of an access, where runs that begin anywhere are said to have less than
 // a word.
@@ -36,18 +37,12 @@ __host__ __device__ constexpr uint32_t Padded(uint32_t element,
   return position + (row + row / (128 / pad)) * pad;
 }
 
-// The parts of a block's shared memory, in order.
-struct PackedShared {
-  uint32_t x_runs, y_runs, places, bytes;  // offsets; the elements are at 0
-
-  __host__ __device__ PackedShared(int element, uint32_t elements,
-                                   uint32_t x_run_count, uint32_t y_run_count) {
-    x_runs = (Padded(element, elements * element) + 15) / 16 * 16;
-    y_runs = x_runs + x_run_count * 8;
-    places = (y_runs + y_run_count * 8 + 15) / 16 * 16;
-    bytes = places + (element == 1 ? kPackedThreads * 64 : 0);
-  }
-};
+// Of shared memory that elements take: after them, where y's runs begin, if
+// that is anywhere.
+__host__ __device__ constexpr uint32_t PackedBytes(int element,
+                                                   uint32_t elements) {
+  return (Padded(element, elements * element) + 15) / 16 * 16;
+}
 
 // Chooses the box, and all that PackedParams says.
 class PackedPlanner {
@@ -67,7 +62,7 @@ class PackedPlanner {
       return axes_[a].x_stride < axes_[b].x_stride;
     });
     // Less where launching dominates.
-    max_elements_ = kPackedThreads * PackedShare(element) / element /
+    max_elements_ = PackedThreads(element) * kPackedShare / element /
                     (plan.size < kSmallBytes ? 4 : 1);
   }
 
@@ -94,15 +89,18 @@ class PackedPlanner {
     int64_t position[kMaxRank + 1];
     int64_t stride = 1;
     bool inside = true;  // the run
+    int64_t y_reach = 0;
     for (int k = 0; k < rank_; ++k) {
       const int d = x_order_[k];
       position[d] = stride;
       stride *= box_[d];
-      p.reach += (box_[d] - 1) * axes_[d].x_stride * element_;
+      p.reach += (box_[d] - 1) * Stride(true, d);
+      y_reach += (box_[d] - 1) * Stride(false, d);
       if (inside && box_[d] < axes_[d].extent) stride = Pitch(true);
       inside &= box_[d] == axes_[d].extent;
     }
     p.size = size_;
+    p.wide = std::max(p.reach, y_reach) + 16 > UINT32_MAX;
     for (int k = 0; k < rank_; ++k) {
       if (box_[k] == 1) continue;
       const auto extent = static_cast<uint32_t>(box_[k]);
@@ -110,13 +108,11 @@ class PackedPlanner {
                            static_cast<uint32_t>(position[k])};
     }
     if (p.rank > 0) p.last_stride = p.order[p.rank - 1].stride;
-    p.x_vector =
-        PlanRuns(true, p.x_run_dims, &p.x_run_rank, &p.x_runs, &p.x_run);
-    p.y_vector =
-        PlanRuns(false, p.y_run_dims, &p.y_run_rank, &p.y_runs, &p.y_run);
+    p.x = PlanRuns(true);
+    p.y = PlanRuns(false);
     p.y_length = static_cast<uint32_t>(RunLength(y_order_));
-    p.shared_bytes = static_cast<int>(
-        PackedShared(element_, p.elements, p.x_runs, p.y_runs).bytes);
+    p.shared_bytes = static_cast<int>(PackedBytes(element_, p.elements) +
+                                      (p.y.vector < 4 ? p.y.count * 8 : 0));
     return p;
   }
 
@@ -263,23 +259,22 @@ class PackedPlanner {
     return length;
   }
 
-  // The runs on one side; returns the bytes per access.
-  int PlanRuns(bool x, PackedParams::Run* dims, int* rank, uint32_t* runs,
-               FastDivider<uint32_t>* accesses) const {
+  PackedParams::Runs PlanRuns(bool x) const {
     const int64_t length = RunLength(Order(x));
     int64_t inside = 1;
-    *runs = 1;
+    PackedParams::Runs runs = {};
+    runs.count = 1;
     for (int k = 0; k < rank_; ++k) {
       const int d = Order(x)[k];
       inside *= box_[d];
       if (inside <= length || box_[d] == 1) continue;
-      dims[(*rank)++] = {FastDivider<uint32_t>(box_[d]), Stride(x, d)};
-      *runs *= static_cast<uint32_t>(box_[d]);
+      runs.dims[runs.rank++] = {FastDivider<uint32_t>(box_[d]), Stride(x, d)};
+      runs.count *= static_cast<uint32_t>(box_[d]);
     }
-    const int vector = Vector(x);
-    *accesses = FastDivider<uint32_t>(
-        static_cast<uint32_t>(Pitch(x) * element_ / PackedAccess(vector)));
-    return vector;
+    runs.vector = Vector(x);
+    runs.length = FastDivider<uint32_t>(
+        static_cast<uint32_t>(Pitch(x) * element_ / PackedAccess(runs.vector)));
+    return runs;
   }
 
   static constexpr int64_t kSector = 32;  // bytes

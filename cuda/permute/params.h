@@ -25,9 +25,8 @@ inline constexpr int64_t kMaxCount32 = (int64_t{1} << 31) - (1 << 16);
 
 // One axis of a walk: `count` positions, `step` coordinates apart, the last of
 // them pulled back to `last` so that a whole step fits.
-template <typename UInt>
 struct WalkDim {
-  FastDivider<UInt> count;
+  FastDivider<uint32_t> count;
   uint32_t step = 1;
   int64_t last = 0;
   int64_t x_stride = 0;
@@ -35,26 +34,27 @@ struct WalkDim {
 };
 
 // From a linear index (fastest axis first) to an offset in x and one in y.
-template <typename UInt>
 struct Walk {
   int rank = 0;
-  WalkDim<UInt> dims[kMaxRank + 1];
+  WalkDim dims[kMaxRank + 1];
 
   void Append(int64_t extent, int64_t step, int64_t x_stride,
               int64_t y_stride) {
-    WalkDim<UInt>& dim = dims[rank++];
-    dim.count = FastDivider<UInt>((extent + step - 1) / step);
+    WalkDim& dim = dims[rank++];
+    dim.count = FastDivider<uint32_t>(
+        static_cast<uint32_t>((extent + step - 1) / step));
     dim.step = static_cast<uint32_t>(step);
     dim.last = extent - step;
     dim.x_stride = x_stride;
     dim.y_stride = y_stride;
   }
 
-  __host__ __device__ void Locate(UInt index, int64_t* x, int64_t* y) const {
+  __host__ __device__ void Locate(uint32_t index, int64_t* x,
+                                  int64_t* y) const {
     *x = *y = 0;
     for (int d = 0; d < rank; ++d) {
-      const WalkDim<UInt>& dim = dims[d];
-      const UInt rest = dim.count.Quotient(index);
+      const WalkDim& dim = dims[d];
+      const uint32_t rest = dim.count.Quotient(index);
       int64_t at =
           static_cast<int64_t>(index - rest * dim.count.divisor) * dim.step;
       at = at < dim.last ? at : dim.last;
@@ -70,16 +70,35 @@ struct CopyParams {
   int64_t size;
 };
 
-// UInt holds the count of units, below half its range.
+// UInt holds the count of units, below half its range. 32 bits have few axes:
+// a launch waits for its arguments, and all its threads read them.
 template <typename UInt>
 struct RowsParams {
+  static constexpr int kMaxDims = sizeof(UInt) == 4 ? 6 : kMaxRank;
+  struct Dim {
+    FastDivider<UInt> extent;
+    UInt x_stride;  // units
+  };
   int unit;    // bytes per access
   bool words;  // of y are whole, whatever the rows
-  int threads;
+  int rank;
   UInt units;                // in y
   UInt rows;                 // in y
   FastDivider<UInt> length;  // units of a row
-  Walk<UInt> walk;           // over rows, in the order of y
+  Dim dims[kMaxDims];        // y's, the fastest first
+
+  // The first unit in x of a row of y.
+  __device__ UInt Row(UInt row) const {
+    UInt unit = 0;
+#pragma unroll 5
+    for (int d = 0; d < kMaxDims - 1; ++d) {
+      if (d >= rank - 1) break;
+      const UInt rest = dims[d].extent.Quotient(row);
+      unit += (row - rest * dims[d].extent.divisor) * dims[d].x_stride;
+      row = rest;
+    }
+    return unit + row * dims[rank - 1].x_stride;
+  }
 };
 
 // Within a slice, y[j, i] = x[i, j], both with contiguous last axis.
@@ -92,7 +111,7 @@ struct TileParams {
   int64_t x_row, y_row;  // from i to i + 1 in x, from j to j + 1 in y
   uint32_t tiles;
   FastDivider<uint32_t> i_tiles, j_tiles;
-  Walk<uint32_t> slices;
+  Walk slices;
 };
 
 // A tile of at most 2^14 elements has at most 14 axes longer than 1.
@@ -115,22 +134,39 @@ struct PackedParams {
     FastDivider<uint32_t> extent;
     int64_t stride;
   };
+  // The contiguous runs of a tile, on one side.
+  struct Runs {
+    int vector;  // bytes per access; below 4, 16 from anywhere
+    uint32_t count;
+    FastDivider<uint32_t> length;  // accesses
+    int rank;
+    Run dims[kMaxTileRank];
 
-  int element;             // bytes
-  int x_vector, y_vector;  // bytes per access; below 4, 16 from anywhere
+    // Where a run begins, relative to the tile.
+    __device__ int64_t Offset(uint32_t run) const {
+      int64_t offset = 0;
+      for (int d = 0; d < rank; ++d) {
+        const uint32_t rest = dims[d].extent.Quotient(run);
+        offset += (run - rest * dims[d].extent.divisor) * dims[d].stride;
+        run = rest;
+      }
+      return offset;
+    }
+  };
+
+  int element;  // bytes
+  bool wide;    // offsets in a tile need 64 bits
+  int shared_bytes;
   uint32_t elements;  // of shared memory, where such runs are whole vectors
   uint32_t tiles;
-  uint32_t x_runs, y_runs;             // contiguous runs of a tile
-  uint32_t y_length;                   // elements of a run
-  FastDivider<uint32_t> x_run, y_run;  // accesses per run
-  int shared_bytes;
-  int rank, x_run_rank, y_run_rank;
+  uint32_t y_length;  // elements of a run
+  int rank;
   uint32_t last_stride;  // of order[rank - 1]
   Order order[kMaxTileRank];
-  Run x_run_dims[kMaxTileRank], y_run_dims[kMaxTileRank];
-  Walk<uint32_t> walk;  // over tiles
-  int64_t size;         // of x, in bytes
-  int64_t reach;        // from a tile's first byte in x to its last element
+  Runs x, y;
+  Walk walk;      // over tiles
+  int64_t size;   // of x, in bytes
+  int64_t reach;  // from a tile's first byte in x to its last element
 };
 
 }  // namespace jax_layout

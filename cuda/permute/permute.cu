@@ -29,7 +29,8 @@ int PowerOfTwo(int64_t n, int64_t limit) {
 
 PermuteKernel ChooseRows(const PermutePlan& plan, int unit, int alignment) {
   const bool words = unit < 4 && alignment >= 4 && plan.chunk >= kRowBytes;
-  if (plan.size / unit <= kMaxCount32) {
+  if (plan.size / unit <= kMaxCount32 &&
+      plan.rank <= RowsParams<uint32_t>::kMaxDims) {
     return {plan, PlanRows<uint32_t>(plan, unit, words)};
   }
   return {plan, PlanRows<uint64_t>(plan, unit, words)};
@@ -104,22 +105,12 @@ struct Launcher {
     const auto launch = [&]<int kUnit>(std::integral_constant<int, kUnit>) {
       if constexpr (kUnit < 4) {
         if (p.words) {
-          return Launch(RowWordsKernel<kUnit, UInt>, RowsBlocks(p), p.threads,
-                        0, p, x, y, stream);
+          return Launch(RowWordsKernel<kUnit, UInt>, RowsBlocks(p),
+                        kRowsThreads<UInt>, 0, p, x, y, stream);
         }
       }
-      if (p.length.divisor >= kLongRow) {
-        return Launch(RowsKernel<kUnit, UInt, true>, RowsBlocks(p), p.threads,
-                      0, p, x, y, stream);
-      }
-      // Rows of 64 bytes have few units of 16 bytes alone; shorter ones come
-      // where tiles or boxes are too many for 32 bits.
-      if constexpr (kUnit >= (sizeof(UInt) == 4 ? 16 : 2)) {
-        return Launch(RowsKernel<kUnit, UInt, false>, RowsBlocks(p), p.threads,
-                      0, p, x, y, stream);
-      }
-      return Status::Error(
-          "permute: x is too large for one launch, in single bytes.");
+      return Launch(RowsKernel<kUnit, UInt>, RowsBlocks(p), kRowsThreads<UInt>,
+                    0, p, x, y, stream);
     };
     switch (p.unit) {
       case 1:
@@ -201,9 +192,11 @@ struct Launcher {
 
   template <int kElement>
   Status LaunchPacked(const PackedParams& p) const {
-    const int wave = Multiprocessors() * kPackedResident<kElement>;
-    return Launch(PackedKernel<kElement>, std::min<int64_t>(p.tiles, wave),
-                  kPackedThreads, p.shared_bytes, p, x, y, stream);
+    const int wave = Multiprocessors() * kPackedResident;
+    return Launch(p.wide ? PackedKernel<kElement, uint64_t>
+                         : PackedKernel<kElement, uint32_t>,
+                  std::min<int64_t>(p.tiles, wave), PackedThreads(kElement),
+                  p.shared_bytes, p, x, y, stream);
   }
 
   Status operator()(const PackedParams& p) const {

@@ -9,13 +9,10 @@
 
 namespace jax_layout {
 
-inline constexpr int kRowsInFlight = 8;
-inline constexpr int kRowsPerWarp = 32 * kRowsInFlight;  // units
-
-// Units of a row from which a warp's span touches at most 32 rows, so that
-// each lane decodes one: ceil((256 - 1) / 9) + 1 = 30, and of 8 units, of which
-// spans begin with a row, 256 / 8 = 32.
-inline constexpr int kLongRow = 8;
+// Small blocks end together; large ones where they would be too many.
+template <typename UInt>
+inline constexpr int kRowsThreads = sizeof(UInt) == 4 ? 128 : 512;
+inline constexpr int kRowsInFlight = 4;
 
 // Units that a thread of RowWordsKernel has in flight: 4 words of bytes, 8 of
 // halves.
@@ -23,18 +20,16 @@ inline constexpr int kNarrowInFlight = 16;
 
 template <typename UInt>
 RowsParams<UInt> PlanRows(const PermutePlan& plan, int unit, bool words) {
+  const int64_t length = plan.chunk / unit;
   RowsParams<UInt> p = {};
   p.unit = unit;
   p.words = words;
-  // Small blocks end together; large ones where they would be too many.
-  const int64_t small = plan.size / unit / (64 * kRowsInFlight);
-  p.threads = small < INT32_MAX ? 64 : 256;
   p.units = static_cast<UInt>(plan.size / unit);
   p.rows = static_cast<UInt>(plan.size / plan.chunk);
-  p.length = FastDivider<UInt>(static_cast<UInt>(plan.chunk / unit));
+  p.length = FastDivider<UInt>(static_cast<UInt>(length));
   for (int d = plan.rank - 1; d >= 0; --d) {
-    p.walk.Append(plan.dims[d].extent, 1, plan.dims[d].x_stride * plan.chunk,
-                  plan.dims[d].y_stride * plan.chunk);
+    p.dims[p.rank++] = {FastDivider<UInt>(plan.dims[d].extent),
+                        static_cast<UInt>(plan.dims[d].x_stride * length)};
   }
   return p;
 }
@@ -42,77 +37,57 @@ RowsParams<UInt> PlanRows(const PermutePlan& plan, int unit, bool words) {
 template <typename UInt>
 int64_t RowsBlocks(const RowsParams<UInt>& p) {
   const int64_t block =
-      int64_t{p.threads} * (p.words ? kNarrowInFlight : kRowsInFlight);
+      kRowsThreads<UInt> * (p.words ? kNarrowInFlight : kRowsInFlight);
   return (static_cast<int64_t>(p.units) + block - 1) / block;
 }
 
-// Launch: 1-D; a warp writes kRowsPerWarp consecutive units of y, each lane
-// every 32nd. Lane r decodes the r-th row that the span touches, once, and the
-// others ask it by shuffle; rows shorter than kLongRow have about as many
-// decodes as units, so there each lane decodes for itself.
-template <int kUnit, typename UInt, bool kLong>
-__global__ __launch_bounds__(256) void RowsKernel(
+// Launch: 1-D; a block writes consecutive units of y, and each thread finds
+// where its own are in x. Vectors pass the caches by; of narrower units a row
+// shares sectors with the next, which may be asked for later.
+template <int kUnit, typename UInt>
+__global__ __launch_bounds__(kRowsThreads<UInt>) void RowsKernel(
     const __grid_constant__ RowsParams<UInt> p, const char* __restrict__ x,
     char* __restrict__ y) {
-  const uint32_t lane = threadIdx.x % 32;
-  const UInt warp = UInt{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
-  const UInt first = warp * kRowsPerWarp;
-  if (first >= p.units) return;  // the whole warp
-
+  constexpr int kThreads = kRowsThreads<UInt>;
+  const UInt first =
+      UInt{blockIdx.x} * (kRowsInFlight * kThreads) + threadIdx.x;
   Packet<kUnit> held[kRowsInFlight];
-  if constexpr (kLong) {
-    const UInt first_row = p.length.Quotient(first);
-    const UInt first_column = first - first_row * p.length.divisor;
-    const UInt row = first_row + lane;
-    int64_t row_offset, unused;
-    p.walk.Locate(row < p.rows ? row : p.rows - 1, &row_offset, &unused);
+#pragma unroll
+  for (int k = 0; k < kRowsInFlight; ++k) {
     // Past the last unit, that is loaded again: no load waits for a branch.
-    const UInt last = first_column + (p.units - 1 - first);
-#pragma unroll
-    for (int k = 0; k < kRowsInFlight; ++k) {
-      UInt unit = first_column + 32 * k + lane;
-      unit = unit < last ? unit : last;
-      const UInt r = p.length.Quotient(unit);
-      const UInt column = unit - r * p.length.divisor;
-      const int64_t from = static_cast<int64_t>(
-          __shfl_sync(0xffffffffu, static_cast<long long>(row_offset),
-                      static_cast<int>(r)));
-      held[k] =
-          LoadGlobal<kUnit>(x + from + static_cast<int64_t>(column) * kUnit);
-    }
-  } else {
-#pragma unroll
-    for (int k = 0; k < kRowsInFlight; ++k) {
-      UInt unit = first + 32 * k + lane;
-      unit = unit < p.units ? unit : p.units - 1;
-      const UInt row = p.length.Quotient(unit);
-      const UInt column = unit - row * p.length.divisor;
-      int64_t from, unused;
-      p.walk.Locate(row, &from, &unused);
-      held[k] =
-          LoadGlobal<kUnit>(x + from + static_cast<int64_t>(column) * kUnit);
+    UInt unit = first + k * kThreads;
+    unit = unit < p.units ? unit : p.units - 1;
+    const UInt row = p.length.Quotient(unit);
+    const UInt column = unit - row * p.length.divisor;
+    const char* from = x + uint64_t{p.Row(row) + column} * kUnit;
+    if constexpr (kUnit == 16) {
+      held[k] = LoadStreaming<kUnit>(from);
+    } else {
+      held[k] = LoadGlobal<kUnit>(from);
     }
   }
 #pragma unroll
   for (int k = 0; k < kRowsInFlight; ++k) {
-    const UInt unit = first + 32 * k + lane;
+    const UInt unit = first + k * kThreads;
     if (unit < p.units) {
-      StoreGlobal<kUnit>(y + static_cast<int64_t>(unit) * kUnit, held[k]);
+      StoreStreaming<kUnit>(y + uint64_t{unit} * kUnit, held[k]);
     }
   }
 }
 
 // The same for rows of odd bytes or halves, 64 bytes or more: what is loaded
 // unit by unit is stored in words. Of a word that two rows share, the first
-// units are of the one and the rest of the next.
+// units are of the one and the rest of the next. A warp's span touches fewer
+// than 32 rows: lane r finds the r-th, once, and the others ask it by shuffle.
 template <int kUnit, typename UInt>
-__global__ __launch_bounds__(256) void RowWordsKernel(
+__global__ __launch_bounds__(kRowsThreads<UInt>) void RowWordsKernel(
     const __grid_constant__ RowsParams<UInt> p, const char* __restrict__ x,
     char* __restrict__ y) {
   constexpr int kUnits = 4 / kUnit;  // of a word
   constexpr int kWords = kNarrowInFlight / kUnits;
   const uint32_t lane = threadIdx.x % 32;
-  const UInt warp = UInt{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
+  const UInt warp =
+      UInt{blockIdx.x} * (kRowsThreads<UInt> / 32) + threadIdx.x / 32;
   const UInt first = warp * (32 * kNarrowInFlight);
   if (first >= p.units) return;  // the whole warp
 
@@ -120,8 +95,7 @@ __global__ __launch_bounds__(256) void RowWordsKernel(
   const UInt first_column = first - first_row * p.length.divisor;
   const UInt last = first_column + (p.units - 1 - first);
   const UInt row = first_row + lane;
-  int64_t row_offset, unused;
-  p.walk.Locate(row < p.rows ? row : p.rows - 1, &row_offset, &unused);
+  const UInt start = p.Row(row < p.rows ? row : p.rows - 1);
   Packet<kUnit> held[kWords][kUnits];
 #pragma unroll
   for (int k = 0; k < kWords; ++k) {
@@ -130,14 +104,13 @@ __global__ __launch_bounds__(256) void RowWordsKernel(
     const UInt r = p.length.Quotient(unit);
     const int64_t left =
         static_cast<int64_t>((r + 1) * p.length.divisor - unit);
-    const int64_t row_bytes = static_cast<int64_t>(p.length.divisor) * kUnit;
     const int at = static_cast<int>(r);
-    const char* here =
-        x + (row_bytes - left * kUnit) +
-        __shfl_sync(0xffffffffu, static_cast<long long>(row_offset), at);
-    const char* next =
-        x - left * kUnit +
-        __shfl_sync(0xffffffffu, static_cast<long long>(row_offset), at + 1);
+    const auto end = static_cast<int64_t>(__shfl_sync(0xffffffffu, start, at) +
+                                          p.length.divisor);
+    const auto begin =
+        static_cast<int64_t>(__shfl_sync(0xffffffffu, start, at + 1));
+    const char* here = x + (end - left) * kUnit;
+    const char* next = x + (begin - left) * kUnit;
 #pragma unroll
     for (int b = 0; b < kUnits; ++b) {
       held[k][b] = LoadGlobal<kUnit>((b < left ? here : next) + b * kUnit);

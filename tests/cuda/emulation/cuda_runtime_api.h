@@ -88,9 +88,9 @@ extern dim3 blockDim, gridDim;
 
 #define __syncthreads() ::emulation::SyncThreads()
 
-inline long long __shfl_sync(unsigned mask, long long value, int lane) {
-  return static_cast<long long>(
-      emulation::Shuffle(mask, static_cast<unsigned long long>(value), lane));
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int lane) {
+  return static_cast<T>(emulation::Shuffle(mask, value, lane));
 }
 
 // Byte i of the result is the byte of b:a that nibble i of the selector names.
@@ -121,8 +121,18 @@ T __ldcg(const T* from) {
 }
 
 template <typename T>
+T __ldcs(const T* from) {
+  return __ldg(from);
+}
+
+template <typename T>
 void __stwb(T* to, T value) {
   emulation::GlobalStore(to, &value, sizeof(T));
+}
+
+template <typename T>
+void __stcs(T* to, T value) {
+  __stwb(to, value);
 }
 
 // Fibers are switched at barriers only, so this is atomic.

@@ -115,10 +115,10 @@ const char* permute_family(const int64_t* shape, const int64_t* axes, int rank,
     std::string operator()(const jax_layout::PackedParams& p) {
       const auto bytes = [](int vector) { return vector < 4 ? 16 : vector; };
       return "packed " + std::to_string(p.element) + " " +
-             std::to_string(p.x_vector) + " " + std::to_string(p.y_vector) +
-             " " + std::to_string(p.x_run.divisor * bytes(p.x_vector)) + " " +
-             std::to_string(p.y_run.divisor * bytes(p.y_vector)) + " " +
-             std::to_string(p.elements * p.element);
+             std::to_string(p.x.vector) + " " + std::to_string(p.y.vector) +
+             " " + std::to_string(p.x.length.divisor * bytes(p.x.vector)) +
+             " " + std::to_string(p.y.length.divisor * bytes(p.y.vector)) +
+             " " + std::to_string(p.elements * p.element);
     }
   };
   return Return(std::visit(
