@@ -155,12 +155,12 @@ print(*[f for p in nvidia.__path__ for f in glob.glob(p + "/cu13/lib/libcublasLt
       "$permutes" --at-most 300000
   done
   # Several processes share the GPU, where pytest-xdist is installed. Bounds are
-  # float32's, so that nothing may be rounded to TF32.
+  # float32's, so that nothing may be rounded to TF32; XLA times no kernels of its own.
   local workers
-  workers=$("$python" -c 'import xdist; print("-n 12 --dist worksteal")' 2> /dev/null)
+  workers=$("$python" -c 'import xdist; print("-n 14 --dist worksteal")' 2> /dev/null)
   # shellcheck disable=SC2086  # several options
   step 480 tests env JAX_DEFAULT_MATMUL_PRECISION=highest PYTHONPATH="$tests" \
-    "$python" -m on_a_gpu -q --no-header --tb=short $workers ${TESTS:-}
+    XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_autotune_level=0" "$python" -m on_a_gpu -q --no-header --tb=short $workers ${TESTS:-}
 }
 
 kernels() {

@@ -196,15 +196,25 @@ def headlines(found: dict[str, list[Report]]) -> str:
 
 
 def programs(found: dict[str, list[Report]]) -> str:
-    """Each program in the best profile of a processor, then in its other profiles."""
-    classes: dict[str, list[Report]] = {}
-    for (where, _), report in newest(found.get("programs", ())).items():
-        classes.setdefault(where, []).append(report)
+    """Each program in the best profile of a processor, then in its other profiles.
+
+    Under `optimize_layout`, then under `jl.installed()`.
+    """
+    classes: dict[str, dict[str, Report]] = {}
+    for name, words in ("programs", ""), ("programs-installed", "installed"):
+        reports = newest(found.get(name, ()))
+        for (where, _), report in sorted(reports.items(), key=lambda r: _rank_of(r[1])):
+            profile = report.machine["profile"]
+            profile = PROFILES.get(profile, profile)
+            column = f"{words}, {profile}" if words else f"in {profile}"
+            classes.setdefault(where, {})[column] = report
     parts = []
     for where in sorted(classes):
-        reports = sorted(classes[where], key=lambda report: _rank_of(report))
-        parts += [_heading(report) + _share(report) for report in reports]
-        parts.append(_programs(reports))
+        for column, report in classes[where].items():
+            under = ", installed" if column.startswith("installed") else ""
+            heading = f"**{title({report.benchmark: report})}{under}:** "
+            parts.append(heading + _share(report))
+        parts.append(_programs(classes[where]))
     return "\n".join(parts) or "Nothing is recorded yet.\n"
 
 
@@ -212,10 +222,6 @@ def _rank_of(report: Report) -> int:
     """The best profile first; one that is no profile, as AArch64's, is alone."""
     profile = report.machine["profile"]
     return [*PROFILES, profile].index(profile)
-
-
-def _heading(report: Report) -> str:
-    return f"**{title({report.benchmark: report})}:** "
 
 
 def _share(report: Report) -> str:
@@ -229,11 +235,10 @@ def _share(report: Report) -> str:
     )
 
 
-def _programs(reports: list[Report]) -> str:
+def _programs(reports: dict[str, Report]) -> str:
     """A row a program, in the order of its ratio in the first of the reports."""
-    first, *others = reports
-    heads = ["program", "", "jax, ms", "ours, ms", "times"]
-    heads += [f"in {PROFILES[r.machine['profile']]}" for r in others]
+    first, *_ = reports.values()
+    heads = ["program", "", "jax, ms", "ours, ms", "times", *list(reports)[1:]]
     heads += ["compiled in, s", "temporary, MB", "calls"]
     aligned = "|---|---|" + "--:|" * (len(heads) - 2)
     lines = [f"| {' | '.join(heads)} |", aligned]
@@ -242,7 +247,7 @@ def _programs(reports: list[Report]) -> str:
         cells = [f"{case.group}: {case.name}", _DTYPES.get(dtype, dtype)]
         samples = [case.sample(family, False) for family in ("jax", "ours")]
         cells += [f"{1e3 * s.median:.1f}" if s else "failed" for s in samples]
-        for report in reports:
+        for report in reports.values():
             same = (other for other in report.cases if _same(case, other))
             value = next((other.speedup("jax", False) for other in same), None)
             cells.append(f"{value:.2f}" if value else "")
