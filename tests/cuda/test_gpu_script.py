@@ -116,7 +116,7 @@ QUICK = "--quick --rounds 1 --seconds 0.01 --case"
 PARTS = {
     "checks": {"TESTS": "--collect-only"},
     "kernels": {"BENCH": f"{QUICK} 'patchify 16 float32' 'select: 64x64'"},
-    "choices": {"CHOOSE": "--seconds 0.01 --only 'permute 1,0 float32 512x512'"},
+    "choices": {"CHOOSE": "--seconds 0.01 --only 'permute 1,0 float32 256x64'"},
     "products": {"BENCH": f"{QUICK} 'batched float32' '16x4096->4096, gelu bfloat16'"},
     "attention": {"BENCH": f"{QUICK} '256 NN float32' 'of 512x8, float32'"},
     "programs": {"BENCH": f"{QUICK} 'ViT block' 'Flax: bidirectional LSTM'"},
@@ -206,7 +206,7 @@ def wait_until(true, process):
 def test_what_is_killed_leaves_what_it_has(environment, tmp_path):
     """A step; then the script, by what a machine sends that is taken away."""
     out = tmp_path / "out"
-    more = "--rounds 1000000 --seconds 0.5 --case 'tiny: 4 NT' '16x4096->4096, gelu'"
+    more = "--rounds 1000000 --seconds 0.5 --case 'attention: p v' '16x4096->4096, gelu'"
     process = start(environment, out, "products", BENCH=more)
     first, second = (out / f"{name}_{NAME}.partial" for name in ("gemm", "linear"))
     try:
