@@ -2,7 +2,7 @@
 """Measures the package's tables of choices: `python -m benchmarks.choose --help`.
 
 One file for each profile and minor version of jaxlib, in jax_layout/tables. A second
-run with --again leaves to ours what it won both times.
+run with --again, on this processor or another, leaves to ours what it won both times.
 """
 
 import argparse
@@ -50,13 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     timing = ON_GPU if gpu else QUICK if options.quick else Timing()
     if options.seconds:
         timing = dataclasses.replace(timing, seconds=options.seconds)
-    if options.only is not None or options.again:
-        kept = choices.load(path).points() if path.exists() else None
+    if path.exists() and (options.only is not None or options.again):
+        known = choices.load(path)
+        kept = known.points()
+        machine["processor"] = both(known.processor, machine["processor"])
     how = {"kept": kept, "again": options.again, "platform": options.device}
     how["measured_on"] = machine
     outcome = run(path, options.quick, cases, timing, **how)
     print(outcome)
     return int(bool(outcome.failures))
+
+
+def both(known: str, here: str) -> str:
+    """The names of the processors that a table was measured on, and of this one."""
+    return "; ".join(dict.fromkeys([*known.split("; "), here]))
 
 
 if __name__ == "__main__":

@@ -444,10 +444,19 @@ def jaxlib_minor() -> str:
 
 @functools.cache
 def processor() -> str:
+    """Its name; of an x86 its family and model too, as virtual machines hide the rest."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    return processor_of(text) or platform.processor() or platform.machine()
+
+
+def processor_of(cpuinfo: str) -> str:
+    """What a text of /proc/cpuinfo says that the processor is, "" if it does not."""
+    words = []
+    for label, key in ("", "model name"), ("family ", "cpu family"), ("model ", "model"):
+        if found := re.search(rf"^{key}\s*: (.*)$", cpuinfo, re.MULTILINE):
+            words.append(label + found[1].strip())
+    return ", ".join(words)
 
 
 @functools.cache

@@ -250,6 +250,13 @@ def test_a_bad_table_is_refused_by_name_and_rule(tmp_path, changed, rule):
     assert str(path) in str(error.value)
 
 
+def test_processors_of_one_name_are_told_apart():
+    zen5 = "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n"
+    assert choices.processor_of(zen5) == "AMD EPYC, family 26, model 2"
+    assert choices.processor_of(zen5.replace("26", "25")) != choices.processor_of(zen5)
+    assert choices.processor_of("CPU part\t: 0xd40\n") == ""
+
+
 def test_a_broken_file_is_refused(tmp_path):
     path = tmp_path / "table.json"
     path.write_text("{")
