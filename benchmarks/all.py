@@ -50,6 +50,7 @@ BENCHMARKS = (
     Benchmark("gemm", "gemm", quick=_quick(15, 1.0)),
     Benchmark("layout", "layout", quick=_quick(9, 1.0)),
     Benchmark("programs", "programs", quick=_quick(7, 1.0)),
+    Benchmark("programs-installed", "programs", ("--installed",), _quick(7, 1.0)),
     Benchmark("conv", "conv", quick=_quick(5, 0.7)),
     Benchmark("attention", "attention", quick=_quick(5, 1.0)),
     Benchmark("index", "index", quick=_quick(11, 0.8)),
