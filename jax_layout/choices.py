@@ -444,7 +444,7 @@ def jaxlib_minor() -> str:
 
 @functools.cache
 def processor() -> str:
-    """Its name; of an x86 its family and model too, as virtual machines hide the rest."""
+    """Its name; of an x86 its family and model too: the name may tell little."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     return processor_of(text) or platform.processor() or platform.machine()
@@ -453,9 +453,10 @@ def processor() -> str:
 def processor_of(cpuinfo: str) -> str:
     """What a text of /proc/cpuinfo says that the processor is, "" if it does not."""
     words = []
-    for label, key in ("", "model name"), ("family ", "cpu family"), ("model ", "model"):
+    for key in ("model name", "cpu family", "model"):
         if found := re.search(rf"^{key}\s*: (.*)$", cpuinfo, re.MULTILINE):
-            words.append(label + found[1].strip())
+            label = key.removeprefix("cpu ") + " "
+            words.append(label.removeprefix("model name ") + found[1].strip())
     return ", ".join(words)
 
 

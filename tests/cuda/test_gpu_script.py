@@ -206,7 +206,7 @@ def wait_until(true, process):
 def test_what_is_killed_leaves_what_it_has(environment, tmp_path):
     """A step; then the script, by what a machine sends that is taken away."""
     out = tmp_path / "out"
-    more = "--rounds 1000000 --seconds 0.5 --case 'attention: p v' '16x4096->4096, gelu'"
+    more = "--rounds 1000000 --seconds 0.5 --case 'n: p v' '16x4096->4096, gelu'"
     process = start(environment, out, "products", BENCH=more)
     first, second = (out / f"{name}_{NAME}.partial" for name in ("gemm", "linear"))
     try:
