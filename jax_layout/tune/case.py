@@ -34,6 +34,8 @@ class Case:
       whole: a program that is timed as it stands, however short.
       hot: its operands were just computed, as those of a norm: one set, in caches
         as far as it fits.
+      kinked: its gradient jumps where a sum changes its sign, so that rounding may
+        put single numbers of results far off.
       operators: of jax's own, those that are lowered to ours, as by `jl.install`.
     """
 
@@ -45,6 +47,7 @@ class Case:
     together: bool = False
     whole: bool = False
     hot: bool = False
+    kinked: bool = False
     operators: tuple[str, ...] = ()
 
     def operands(self, stack: Sizes = ()) -> list[np.ndarray]:

@@ -125,7 +125,8 @@ def _layers(quick: bool) -> Iterator[Case]:
             yield case_of(kind, f, dtype, *operands)
             if m >= 64 and m * n * k <= 1 << 31 and every < 5:
                 g = with_gradient(f, 3)
-                yield case_of(f"{kind}, gradient", g, dtype, *operands, (m, n))
+                given, kinked = (*operands, (m, n)), activation == "relu"
+                yield case_of(f"{kind}, gradient", g, dtype, *given, kinked=kinked)
 
 
 def _recurrence(xs: Any, w: Any) -> Any:

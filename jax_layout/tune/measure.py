@@ -189,7 +189,8 @@ class _Trial:
             compiled = variant.result()
             result = jax.device_get(self._first(compiled(*self.sets[0])))
             # A GPU may round float32 to TF32 before it multiplies.
-            if apart := difference(result, expected, 1 if self.blocking else 10):
+            times = 1 if self.blocking else 10
+            if apart := difference(result, expected, times, self.case.kinked):
                 wrong.append(f"{key[0]}: {apart}")
             else:
                 runs[key] = compiled
@@ -300,8 +301,24 @@ def _lowered(
         return jax.jit(fresh).lower(*operands), asked
 
 
-def difference(found: Any, expected: Any, times: float = 1) -> str | None:
-    """How results are apart, if by more than rounding, so many times."""
+def difference(
+    found: Any, expected: Any, times: float = 1, kinked: bool = False
+) -> str | None:
+    """How results are apart, if by more than rounding.
+
+    Args:
+      found: a pytree of arrays.
+      expected: its like.
+      times: how often as much as rounding does no harm.
+      kinked: single numbers may be: it is the root of the mean square that counts,
+        not the largest.
+    """
+
+    def size(x: np.ndarray) -> np.floating[Any]:
+        if kinked:
+            return np.sqrt(np.mean(np.square(x, dtype=float)))
+        return np.abs(x).max(initial=0)
+
     for y, like in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         y, like = np.asarray(y), np.asarray(like)
         if y.shape != like.shape or y.dtype != like.dtype:
@@ -318,7 +335,7 @@ def difference(found: Any, expected: Any, times: float = 1) -> str | None:
         same = (y == like) & np.isinf(like)  # the maximum of nothing
         y, like = np.where(same, 0, y), np.where(same, 0, like)
         finite = like[np.isfinite(like)]
-        apart, scale = (np.abs(x).max(initial=0.0) for x in (y - like, finite))
+        apart, scale = size(y - like), size(finite)
         if not apart <= tolerance * scale:
             return f"wrong result, off by {apart:.3g} of {scale:.3g}"
     return None

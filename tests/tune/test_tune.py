@@ -62,6 +62,17 @@ def test_infinity_is_itself_alone():
     assert "wrong result" in difference(x, np.ones(3, np.float32))
 
 
+def test_beyond_a_rectifiers_edge_single_numbers_may_be_off():
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    off = x.copy()
+    off[3, 5] += 0.005  # 8e-5 of what all are
+    assert "off by" in difference(off, x) and difference(off, x, kinked=True) is None
+    off[3] += 0.005
+    assert "off by" in difference(off, x, kinked=True)
+    (gradient,) = {c.kinked for c in all_cases(False) if "relu, gradient" in c.name}
+    assert gradient and not any(c.kinked for c in all_cases(True))
+
+
 def test_a_run_writes_a_table_that_loads(tmp_path):
     path = tmp_path / "new" / "table.json"
     outcome = run(path, cases=TINY, timing=SHORT)
