@@ -107,7 +107,8 @@ def columns(found: dict[str, list[Report]]) -> list[Column]:
 
 def _rank(column: Column, profile: str) -> tuple[Any, ...]:
     latest = max(column.values(), key=lambda report: report.jax)
-    return -list(PROFILES).index(profile), latest.jax, latest.machine["date"]
+    recorded = len(column), latest.machine["date"]
+    return -list(PROFILES).index(profile), latest.jax, *recorded
 
 
 def title(column: Column) -> str:
