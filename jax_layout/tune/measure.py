@@ -189,8 +189,8 @@ class _Trial:
             compiled = variant.result()
             result = jax.device_get(self._first(compiled(*self.sets[0])))
             # A GPU may round float32 to TF32 before it multiplies.
-            times = 1 if self.blocking else 10
-            if apart := difference(result, expected, times, self.case.kinked):
+            rounding = 1 if self.blocking else 10
+            if apart := difference(result, expected, rounding, self.case.kinked):
                 wrong.append(f"{key[0]}: {apart}")
             else:
                 runs[key] = compiled
