@@ -268,7 +268,8 @@ __device__ inline void MoveTiles(const PackedParams& p,
                                  char* __restrict__ y) {
   char* shared = SharedMemory();
   const Accesses<kThreads, kX, Offset> from(p.x);
-  Packet<from.kBytes> held[from.kCount];
+  std::conditional_t<kX == 0, Around<16>, Packet<from.kBytes>>
+      held[from.kCount];
   int64_t y_offset;
   const auto fetch = [&](uint32_t tile) {
     int64_t x_offset;
@@ -283,7 +284,7 @@ __device__ inline void MoveTiles(const PackedParams& p,
                corner + p.reach + 20 <= x_end) {
 #pragma unroll
       for (int k = 0; k < from.kCount; ++k) {
-        held[k] = LoadAcross<16>(corner + from.at[k]);
+        held[k] = LoadAround<16>(corner + from.at[k]);
       }
     } else {  // words at an end of x are not all there
 #pragma unroll
@@ -307,7 +308,10 @@ __device__ inline void MoveTiles(const PackedParams& p,
 #pragma unroll
     for (int k = 0; k < from.kCount; ++k) {
       const uint32_t unit = threadIdx.x + k * kThreads;
-      if (unit < from.units) {
+      if (unit >= from.units) continue;
+      if constexpr (kX == 0) {
+        StorePadded<kElement, kThreads>(shared, k, held[k].Join());
+      } else {
         StorePadded<kElement, kThreads>(shared, k, held[k]);
       }
     }
