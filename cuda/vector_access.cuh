@@ -93,19 +93,32 @@ __device__ inline void StoreStreaming(char* to, const Packet<kBytes>& p) {
   __stcs(reinterpret_cast<Word<kBytes>*>(to), Pack<kBytes>(p));
 }
 
-// kBytes from anywhere, 4 or 16, of the words around them, all of which must be
-// there, and one more.
+// kBytes from anywhere, 4 or 16, as the words around them: to join them is to
+// wait for them.
 template <int kBytes>
-__device__ inline Packet<kBytes> LoadAcross(const char* from) {
-  const auto past =
-      static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) & 3);
-  Packet<kBytes> out;
-  uint32_t low = LoadGlobal<4>(from - past).word[0];
+struct Around {
+  Packet<kBytes + 4> words;
+  uint32_t past;  // bytes of the first word that are before them
+
+  __device__ Packet<kBytes> Join() const {
+    Packet<kBytes> out;
 #pragma unroll
-  for (int w = 0; w < kBytes / 4; ++w) {
-    const uint32_t high = LoadGlobal<4>(from - past + 4 * w + 4).word[0];
-    out.word[w] = __funnelshift_r(low, high, past * 8);
-    low = high;
+    for (int w = 0; w < kBytes / 4; ++w) {
+      out.word[w] =
+          __funnelshift_r(words.word[w], words.word[w + 1], past * 8);
+    }
+    return out;
+  }
+};
+
+// All words must be there, and one after them.
+template <int kBytes>
+__device__ inline Around<kBytes> LoadAround(const char* from) {
+  Around<kBytes> out;
+  out.past = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) & 3);
+#pragma unroll
+  for (int w = 0; w <= kBytes / 4; ++w) {
+    out.words.word[w] = LoadGlobal<4>(from - out.past + 4 * w).word[0];
   }
   return out;
 }
@@ -113,15 +126,15 @@ __device__ inline Packet<kBytes> LoadAcross(const char* from) {
 // The same one by one. From `end` on the last byte before it is taken again.
 // Few tiles need this, and it is to take no registers from the others.
 template <int kBytes>
-__device__ inline Packet<kBytes> LoadBytes(const char* from, const char* end) {
-  Packet<kBytes> out = {};
+__device__ inline Around<kBytes> LoadBytes(const char* from, const char* end) {
+  Around<kBytes> out = {};
 #pragma unroll
   for (int w = 0; w < kBytes / 4; ++w) {
 #pragma unroll 1
     for (int b = 0; b < 4; ++b) {
       const char* at = from + 4 * w + b;
       at = at < end ? at : end - 1;
-      out.word[w] |= LoadGlobal<1>(at).word[0] << (8 * b);
+      out.words.word[w] |= LoadGlobal<1>(at).word[0] << (8 * b);
     }
   }
   return out;

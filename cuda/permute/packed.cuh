@@ -16,17 +16,19 @@ namespace jax_layout {
 
 // Blocks on a multiprocessor, by its registers: one wave of them finds its
 // places once for many tiles.
-inline constexpr int kPackedResident = 4;
+__host__ __device__ constexpr int PackedResident(int threads) {
+  return threads == kPackedWideThreads ? 2 : 4;
+}
 // Offsets of 64 bits leave a block less room.
-template <typename Offset>
-inline constexpr int kPackedBounds = sizeof(Offset) == 8 ? 2 : kPackedResident;
+template <int kThreads, typename Offset>
+inline constexpr int kPackedBounds =
+    sizeof(Offset) == 8 ? 2 : PackedResident(kThreads);
 
 // A thread's accesses of a tile, on one side: the same ones of every tile, so
 // registers hold where they are, relative to the tile. Where runs begin
 // anywhere, which a kVector of 0 says, they are of 16 bytes.
-template <int kElement, int kVector, typename Offset>
+template <int kThreads, int kVector, typename Offset>
 struct Accesses {
-  static constexpr int kThreads = PackedThreads(kElement);
   static constexpr int kBytes = kVector == 0 ? 16 : kVector;
   static constexpr int kCount = kPackedShare / kBytes;
   uint32_t units;  // of the tile
@@ -66,19 +68,30 @@ struct Accesses {
 template <int kElement>
 struct Places {
   static constexpr int kCount = kPackedShare / kElement;
-  static constexpr int kTogether = kElement == 2 ? 4 : kCount < 8 ? kCount : 8;
   uint32_t pair[kCount / 2];
 
   __device__ uint32_t operator[](int k) const {
     return k % 2 == 0 ? pair[k / 2] & 0xffff : pair[k / 2] >> 16;
   }
 
+  // Pairs: the compiler would take them all apart before its loop over tiles,
+  // for which wide blocks lack registers.
+  __device__ void Keep() {
+#pragma unroll
+    for (uint32_t& each : pair) asm volatile("" : "+r"(each));
+  }
+
   // Place k is of element k % kSide of the thread's access k / kSide. A run's
   // last access may end after it where runs begin anywhere.
-  template <int kVector, typename Offset>
+  template <int kThreads, int kVector, typename Offset>
   __device__ Places(const PackedParams& p,
-                    const Accesses<kElement, kVector, Offset>& y) {
+                    const Accesses<kThreads, kVector, Offset>& y) {
     constexpr int kSide = y.kBytes / kElement;
+    // As many as registers allow.
+    constexpr int kMost = kThreads == kPackedWideThreads ? 2
+                          : kElement == 2                ? 4
+                                                         : 8;
+    constexpr int kTogether = kCount < kMost ? kCount : kMost;
 #pragma unroll
     for (int first = 0; first < kCount; first += kTogether) {
       uint32_t index[kTogether], position[kTogether];
@@ -118,12 +131,19 @@ struct Places {
   }
 };
 
-// To a unit of shared memory in x's order. A vector never straddles a row of
-// banks, so its padding is uniform; it is only as aligned as the pad.
-template <int kElement, int kVector>
-__device__ inline void StorePadded(char* shared, uint32_t unit,
+// To unit threadIdx.x + k * kThreads of shared memory in x's order. A vector
+// never straddles a row of banks, so its padding is uniform; it is only as
+// aligned as the pad.
+template <int kElement, int kThreads, int kVector>
+__device__ inline void StorePadded(char* shared, int k,
                                    const Packet<kVector>& held) {
-  char* to = shared + Padded(kElement, unit * kVector);
+  char* to = shared;
+  if constexpr (kThreads == kPackedWideThreads) {  // nothing is carried
+    to += Padded(kElement, threadIdx.x * kVector) +
+          Padded(kElement, k * kThreads * kVector);
+  } else {
+    to += Padded(kElement, (threadIdx.x + k * kThreads) * kVector);
+  }
   constexpr int kPad = kElement < 4 ? 4 : kElement;
   constexpr int kPart = kVector < kPad ? kVector : kPad;
 #pragma unroll
@@ -161,9 +181,9 @@ __device__ inline Packet<kVector> Gather(const char* shared,
 }
 
 // Shared memory to runs of y, kVector bytes per store.
-template <int kElement, int kVector, typename Offset>
+template <int kElement, int kThreads, int kVector, typename Offset>
 __device__ inline void StoreRuns(char* y,
-                                 const Accesses<kElement, kVector, Offset>& at,
+                                 const Accesses<kThreads, kVector, Offset>& at,
                                  const char* shared,
                                  const Places<kElement>& places) {
   // As many as 8 registers hold.
@@ -171,7 +191,7 @@ __device__ inline void StoreRuns(char* y,
   constexpr int kTogether = at.kCount < kMost ? at.kCount : kMost;
 #pragma unroll
   for (int first = 0; first < at.kCount; first += kTogether) {
-    if (first * at.kThreads >= at.units) return;  // the whole block
+    if (first * kThreads >= at.units) return;  // the whole block
     Packet<kVector> out[kTogether];
 #pragma unroll
     for (int h = 0; h < kTogether; ++h) {
@@ -188,12 +208,12 @@ __device__ inline void StoreRuns(char* y,
 // The same for runs that begin anywhere: the tile is put into y's order in
 // shared memory, of whose words vectors of y are made. The bytes at the ends of
 // a run are stored by themselves, by a warp.
-template <int kElement, typename Offset>
+template <int kElement, int kThreads, typename Offset>
 __device__ inline void StoreAnywhere(const PackedParams& p, char* y,
-                                     const Accesses<kElement, 0, Offset>& at,
+                                     const Accesses<kThreads, 0, Offset>& at,
                                      const int64_t* runs, char* shared,
                                      const Places<kElement>& places) {
-  constexpr int kUnits = at.kCount, kThreads = at.kThreads;
+  constexpr int kUnits = at.kCount;
   const int bytes = static_cast<int>(p.y_length) * kElement;
   Packet<16> held[kUnits];
 #pragma unroll
@@ -242,14 +262,14 @@ __device__ inline void StoreAnywhere(const PackedParams& p, char* y,
 }
 
 // kX and kY are bytes per access, 0 where runs begin anywhere.
-template <int kElement, int kX, int kY, typename Offset>
+template <int kElement, int kThreads, int kX, int kY, typename Offset>
 __device__ inline void MoveTiles(const PackedParams& p,
                                  const char* __restrict__ x,
                                  char* __restrict__ y) {
-  constexpr int kThreads = PackedThreads(kElement);
   char* shared = SharedMemory();
-  const Accesses<kElement, kX, Offset> from(p.x);
-  Packet<from.kBytes> held[from.kCount];
+  const Accesses<kThreads, kX, Offset> from(p.x);
+  std::conditional_t<kX == 0, Around<16>, Packet<from.kBytes>>
+      held[from.kCount];
   int64_t y_offset;
   const auto fetch = [&](uint32_t tile) {
     int64_t x_offset;
@@ -264,7 +284,7 @@ __device__ inline void MoveTiles(const PackedParams& p,
                corner + p.reach + 20 <= x_end) {
 #pragma unroll
       for (int k = 0; k < from.kCount; ++k) {
-        held[k] = LoadAcross<16>(corner + from.at[k]);
+        held[k] = LoadAround<16>(corner + from.at[k]);
       }
     } else {  // words at an end of x are not all there
 #pragma unroll
@@ -274,8 +294,8 @@ __device__ inline void MoveTiles(const PackedParams& p,
     }
   };
   fetch(blockIdx.x);
-  const Accesses<kElement, kY, Offset> to(p.y);
-  const Places<kElement> places(p, to);
+  const Accesses<kThreads, kY, Offset> to(p.y);
+  Places<kElement> places(p, to);
   auto* y_runs =
       reinterpret_cast<int64_t*>(shared + PackedBytes(kElement, p.elements));
   if constexpr (kY == 0) {
@@ -288,13 +308,19 @@ __device__ inline void MoveTiles(const PackedParams& p,
 #pragma unroll
     for (int k = 0; k < from.kCount; ++k) {
       const uint32_t unit = threadIdx.x + k * kThreads;
-      if (unit < from.units) StorePadded<kElement>(shared, unit, held[k]);
+      if (unit >= from.units) continue;
+      if constexpr (kX == 0) {
+        StorePadded<kElement, kThreads>(shared, k, held[k].Join());
+      } else {
+        StorePadded<kElement, kThreads>(shared, k, held[k]);
+      }
     }
     __syncthreads();  // the tile is here
     char* corner = y + y_offset;
+    if constexpr (kThreads == kPackedWideThreads) places.Keep();
     if (tile + gridDim.x < p.tiles) fetch(tile + gridDim.x);
     if constexpr (kY > 0) {
-      StoreRuns<kElement, kY>(corner, to, shared, places);
+      StoreRuns<kElement>(corner, to, shared, places);
     } else {
       StoreAnywhere<kElement>(p, corner, to, y_runs, shared, places);
     }
@@ -308,19 +334,19 @@ __device__ inline void MoveTiles(const PackedParams& p,
 // neighbour, and both write the same bytes. Offset holds that of any byte of a
 // tile.
 // clang-format off
-template <int kElement, typename Offset>
-__global__ __launch_bounds__(PackedThreads(kElement), kPackedBounds<Offset>)
+template <int kElement, int kThreads, typename Offset>
+__global__ __launch_bounds__(kThreads, kPackedBounds<kThreads, Offset>)
 void PackedKernel(const __grid_constant__ PackedParams p,
                   const char* __restrict__ x, char* __restrict__ y) {
   // clang-format on
   constexpr int kNarrow = kElement < 4 ? 4 : kElement;
   const auto move = [&]<int kX>(std::integral_constant<int, kX>) {
     if (p.y.vector == 16) {
-      MoveTiles<kElement, kX, 16, Offset>(p, x, y);
+      MoveTiles<kElement, kThreads, kX, 16, Offset>(p, x, y);
     } else if (p.y.vector == kNarrow) {
-      MoveTiles<kElement, kX, kNarrow, Offset>(p, x, y);
+      MoveTiles<kElement, kThreads, kX, kNarrow, Offset>(p, x, y);
     } else if constexpr (kElement < 4) {
-      MoveTiles<kElement, kX, 0, Offset>(p, x, y);
+      MoveTiles<kElement, kThreads, kX, 0, Offset>(p, x, y);
     }
   };
   if (p.x.vector == 16) {

@@ -17,6 +17,10 @@ namespace jax_layout {
 __host__ __device__ constexpr int PackedThreads(int element) {
   return element == 1 ? 192 : 256;
 }
+// For large boxes of single bytes: offsets of 32 bits alone.
+inline constexpr int kPackedWideThreads = 512;
+// Large boxes make two waves of an H100, or more.
+inline constexpr uint32_t kPackedWideTiles = 512;
 // Bytes of a tile that a thread moves, at most.
 inline constexpr int kPackedShare = 32;
 
@@ -47,8 +51,12 @@ __host__ __device__ constexpr uint32_t PackedBytes(int element,
 // Chooses the box, and all that PackedParams says.
 class PackedPlanner {
  public:
-  PackedPlanner(const PermutePlan& plan, int element, int alignment)
-      : element_(element), alignment_(alignment), size_(plan.size) {
+  PackedPlanner(const PermutePlan& plan, int element, int alignment,
+                int threads)
+      : element_(element),
+        alignment_(alignment),
+        threads_(threads),
+        size_(plan.size) {
     // y's axes, innermost first, in elements. A chunk of several elements is
     // one more axis, innermost on both sides.
     const int64_t per_chunk = plan.chunk / element;
@@ -62,8 +70,8 @@ class PackedPlanner {
       return axes_[a].x_stride < axes_[b].x_stride;
     });
     // Less where launching dominates.
-    max_elements_ = PackedThreads(element) * kPackedShare / element /
-                    (plan.size < kSmallBytes ? 4 : 1);
+    max_elements_ =
+        threads * kPackedShare / element / (plan.size < kSmallBytes ? 4 : 1);
   }
 
   PackedParams Plan() {
@@ -99,6 +107,7 @@ class PackedPlanner {
       if (inside && box_[d] < axes_[d].extent) stride = Pitch(true);
       inside &= box_[d] == axes_[d].extent;
     }
+    p.threads = threads_;
     p.size = size_;
     p.wide = std::max(p.reach, y_reach) + 16 > UINT32_MAX;
     for (int k = 0; k < rank_; ++k) {
@@ -114,6 +123,16 @@ class PackedPlanner {
     p.shared_bytes = static_cast<int>(PackedBytes(element_, p.elements) +
                                       (p.y.vector < 4 ? p.y.count * 8 : 0));
     return p;
+  }
+
+  // Bytes of sectors for each byte of x, where boxes overlap more than once.
+  double Traffic() const {
+    double traffic = Sectors();
+    for (int d = 0; d < rank_; ++d) {
+      traffic *= static_cast<double>(Count(d) * box_[d]) /
+                 static_cast<double>(axes_[d].extent);
+    }
+    return traffic;
   }
 
  private:
@@ -233,11 +252,9 @@ class PackedPlanner {
     return elements / RunLength(Order(x)) * Pitch(x);
   }
 
-  // Bytes of sectors for each byte that is moved, and the time in which a tile
-  // waits for memory, which could move some 2 KB.
-  double Cost() const {
-    double elements = element_, sectors = 0;
-    for (int d = 0; d < rank_; ++d) elements *= static_cast<double>(box_[d]);
+  // Bytes of sectors for each byte of a tile, read and written.
+  double Sectors() const {
+    double sectors = 2;
     for (const bool x : {true, false}) {
       const int64_t length = RunLength(Order(x)) * element_;
       int64_t bits = length | kSector;
@@ -247,7 +264,15 @@ class PackedPlanner {
       const int64_t beside = kSector - (bits & -bits);
       sectors += static_cast<double>(beside) / static_cast<double>(length);
     }
-    return 2 + sectors + 2048 / elements;
+    return sectors;
+  }
+
+  // These, and the time in which a tile waits for memory, which could move some
+  // 2 KB.
+  double Cost() const {
+    double elements = element_;
+    for (int d = 0; d < rank_; ++d) elements *= static_cast<double>(box_[d]);
+    return Sectors() + 2048 / elements;
   }
 
   int64_t RunLength(const int* order) const {
@@ -280,13 +305,30 @@ class PackedPlanner {
   static constexpr int64_t kSector = 32;  // bytes
 
   int element_;
-  int64_t alignment_, size_;
+  int64_t alignment_;
+  int threads_;
+  int64_t size_;
   int64_t max_elements_;
   int rank_ = 0;
   Axis axes_[kMaxRank + 1];
   int x_order_[kMaxRank + 1], y_order_[kMaxRank + 1];
   std::array<int64_t, kMaxRank + 1> box_;
 };
+
+// A multiprocessor has room for fewer large boxes: they are for short runs of
+// bytes, where longer ones touch a tenth fewer sectors.
+inline PackedParams PlanPacked(const PermutePlan& plan, int element,
+                               int alignment) {
+  PackedPlanner planner(plan, element, alignment, PackedThreads(element));
+  const PackedParams p = planner.Plan();
+  if (element > 1) return p;
+  PackedPlanner wide_planner(plan, element, alignment, kPackedWideThreads);
+  const PackedParams large = wide_planner.Plan();
+  return large.tiles >= kPackedWideTiles && !large.wide &&
+                 wide_planner.Traffic() < 0.9 * planner.Traffic()
+             ? large
+             : p;
+}
 
 }  // namespace jax_layout
 

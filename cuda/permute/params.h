@@ -159,6 +159,7 @@ struct PackedParams {
   int shared_bytes;
   uint32_t elements;  // of shared memory, where such runs are whole vectors
   uint32_t tiles;
+  int threads;        // of a block
   uint32_t y_length;  // elements of a run
   int rank;
   uint32_t last_stride;  // of order[rank - 1]

@@ -192,10 +192,16 @@ struct Launcher {
 
   template <int kElement>
   Status LaunchPacked(const PackedParams& p) const {
-    const int wave = Multiprocessors() * kPackedResident;
-    return Launch(p.wide ? PackedKernel<kElement, uint64_t>
-                         : PackedKernel<kElement, uint32_t>,
-                  std::min<int64_t>(p.tiles, wave), PackedThreads(kElement),
+    constexpr int kThreads = PackedThreads(kElement);
+    auto kernel = p.wide ? PackedKernel<kElement, kThreads, uint64_t>
+                         : PackedKernel<kElement, kThreads, uint32_t>;
+    if constexpr (kElement == 1) {
+      if (p.threads == kPackedWideThreads) {
+        kernel = PackedKernel<1, kPackedWideThreads, uint32_t>;
+      }
+    }
+    const int wave = Multiprocessors() * PackedResident(p.threads);
+    return Launch(kernel, std::min<int64_t>(p.tiles, wave), p.threads,
                   p.shared_bytes, p, x, y, stream);
   }
 
@@ -226,7 +232,7 @@ PermuteKernel ChoosePermuteKernel(const PermutePlan& plan, int alignment) {
     const TileParams p = PlanTile(plan, alignment);
     if (p.tiles > 0) return {plan, p};
   } else {
-    const PackedParams p = PackedPlanner(plan, unit, alignment).Plan();
+    const PackedParams p = PlanPacked(plan, unit, alignment);
     if (p.tiles > 0) return {plan, p};
   }
   // More tiles than 32 bits count: beyond any device's memory, yet correct.

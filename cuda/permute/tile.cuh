@@ -140,9 +140,9 @@ __device__ inline void LoadTile(const char* x, const char* x_end, int64_t x_row,
           if constexpr (!T::kAnywhere) {
             in[h][r] = LoadGlobal<kLoad>(at);
           } else if constexpr (kWhole) {
-            in[h][r] = LoadAcross<4>(at);
+            in[h][r] = LoadAround<4>(at).Join();
           } else {
-            in[h][r] = LoadBytes<4>(at, x_end);
+            in[h][r] = LoadBytes<4>(at, x_end).Join();
           }
         }
       }

@@ -121,7 +121,7 @@ class Buffer:
 
 # An output byte equal to the poison could hide a byte that was never written,
 # so the input avoids it.
-_RANDOM = np.random.default_rng(0).integers(0, 255, 5 << 20, np.uint8)
+_RANDOM = np.random.default_rng(0).integers(0, 255, 9 << 20, np.uint8)
 _RANDOM[_RANDOM >= POISON] += 1
 
 
@@ -237,13 +237,33 @@ def test_choice(emulation, family, shape, axes, itemsize):
     ],
 )
 def test_packed_makes_long_runs_of_vectors(emulation, shape, axes, itemsize, run, box):
-    family, _, x_vector, y_vector, x_run, y_run, size = emulation.family(
+    family, _, x_vector, y_vector, x_run, y_run, size, _ = emulation.family(
         shape, axes, itemsize
     ).split()
     assert family == "packed"
     assert (x_vector, y_vector) == ("16", "16")
     assert int(x_run) >= run and int(y_run) >= run or "3" in str(shape)
     assert int(size) >= box
+
+
+REVERSED_BYTES = [
+    # shape, accesses of x and of y, threads
+    ((5, 3, 2, 4, 35, 33, 37, 40), "4 4", 512),
+    ((5, 3, 2, 4, 5, 9, 37, 40), "4 4", 512),
+    ((5, 3, 2, 4, 7, 7, 37, 41), "1 4", 512),
+    ((48, 17, 101, 3, 32), "16 16", 512),
+    ((5, 3, 2, 4, 35, 3, 5, 40), "4 4", 192),  # few boxes
+    ((3, 16, 7, 11, 13, 5, 48), "16 16", 192),  # whole sectors as it is
+]
+
+
+@pytest.mark.parametrize("shape, vectors, threads", REVERSED_BYTES)
+def test_short_runs_of_bytes_take_large_boxes(emulation, shape, vectors, threads):
+    axes = tuple(reversed(range(len(shape))))
+    said = emulation.family(shape, axes, 1).split()
+    assert " ".join(said[2:4]) == vectors
+    assert int(said[-1]) == threads
+    assert (int(said[-2]) > 6 << 10) == (threads == 512)
 
 
 # -- what it computes ---------------------------------------------------------
@@ -316,6 +336,12 @@ def test_permute(emulation, shape, axes, itemsize, order):
 def test_permute_large(emulation, shape, axes, itemsize):
     assert math.prod(shape) * itemsize >= 1 << 20
     check(emulation, shape, axes, itemsize, order=5)
+
+
+@pytest.mark.parametrize("offsets", [(0, 0), (1, 3), (4, 8)])
+@pytest.mark.parametrize("shape", [s for s, _, t in REVERSED_BYTES[1:] if t == 512])
+def test_permute_in_wide_blocks(emulation, shape, offsets):
+    check(emulation, shape, tuple(reversed(range(len(shape)))), 1, 5, offsets)
 
 
 @pytest.mark.parametrize("itemsize", ITEMSIZES)

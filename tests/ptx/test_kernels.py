@@ -76,6 +76,7 @@ def permute(host, shape, axes, itemsize, architecture, offsets=(0, 0)):
     np.testing.assert_array_equal(
         y, np.ascontiguousarray(want).reshape(-1).view(np.uint8)
     )
+    return [launch[0] for launch in launches]
 
 
 def reduced(host, shape, axes, itemsize):
@@ -147,6 +148,22 @@ def test_small_and_odd(host, shape, axes, itemsize, architecture):
     step = min(itemsize, 8)
     for offsets in [(0, 0), (step, 0), (step, 3 * step)]:
         permute(host, shape, axes, itemsize, architecture, offsets)
+
+
+@pytest.mark.parametrize(
+    "shape, offsets",
+    [
+        ((5, 3, 2, 4, 5, 9, 37, 40), (0, 0)),  # words
+        ((5, 3, 2, 4, 5, 9, 37, 40), (1, 3)),  # from anywhere
+        ((5, 3, 2, 4, 7, 7, 37, 41), (0, 0)),  # and to words
+        ((48, 17, 101, 3, 32), (0, 0)),  # vectors
+    ],
+    ids=str,
+)
+def test_wide_blocks(host, shape, offsets, architecture):
+    axes = tuple(reversed(range(len(shape))))
+    (kernel,) = permute(host, shape, axes, 1, architecture, offsets)
+    assert toolkit.kernel_name(kernel) == "packed 1 512"
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 16])

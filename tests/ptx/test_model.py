@@ -54,9 +54,12 @@ def test_a_longer_wait_or_a_longer_queue_is_slower():
 
 
 # Of copies of as many bytes, by kernel. Tiles of few megabytes end with a part of a
-# wave; boxes of bytes gather one by one.
-FLOORS = {"rows": 0.95, "tile": 0.85, "packed 16": 0.9, "packed 4": 0.95}
-FLOORS |= {"packed 2": 0.75, "packed 1": 0.55}
+# wave; boxes of bytes gather one by one. Of wide blocks, of which two are on their way,
+# the model knows no work of one that goes on beside its loads.
+FLOORS = {"rows": 0.95, "tile": 0.85, "packed 16 256": 0.9, "packed 4 256": 0.95}
+FLOORS |= {"packed 2 256": 0.75, "packed 1 192": 0.55, "packed 1 512": 0.35}
+# Nor does it know of those whose runs begin anywhere, four of which share registers.
+ODD = {"boxes of 2 bytes, odd": 0.55, "boxes of 1 byte, odd": 0.45}
 
 
 @pytest.mark.parametrize("case", all_cases()["ml"], ids=lambda c: f"{c.name} {c.dtype}")
@@ -77,7 +80,7 @@ def test_predictions(host, case):
 @pytest.mark.parametrize("family", predict.FAMILIES, ids=lambda f: f[0])
 def test_families(host, family):
     share, found, counters, name = predict.share_of_copy(host, H100, *family[1:4])
-    assert share > 0.6, (share, found)
+    assert share > ODD.get(family[0], 0.6), (share, found)
     if "16 16" in toolkit.kernel_name(name):
         assert share > 0.92 and counters.bank_conflicts == {}
 

@@ -118,7 +118,8 @@ const char* permute_family(const int64_t* shape, const int64_t* axes, int rank,
              std::to_string(p.x.vector) + " " + std::to_string(p.y.vector) +
              " " + std::to_string(p.x.length.divisor * bytes(p.x.vector)) +
              " " + std::to_string(p.y.length.divisor * bytes(p.y.vector)) +
-             " " + std::to_string(p.elements * p.element);
+             " " + std::to_string(p.elements * p.element) + " " +
+             std::to_string(p.threads);
     }
   };
   return Return(std::visit(
