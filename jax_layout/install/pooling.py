@@ -156,8 +156,8 @@ def _are_ours(
     if order is None:  # and any other, the channels' perhaps
         others = [axis for axis in range(whole.ndim) if axis not in axes]
         last |= {max(others, key=lambda axis: whole.shape[axis])} if others else set()
-    # Of windows side by side XLA makes one kernel with what computes their elements.
-    beside = all(window.size == window.stride * n for _, window, n in steps)
+    # Of sums side by side XLA makes one kernel with what computes their elements.
+    beside = kind == "sum" and all(w.size == w.stride for _, w, _ in steps)
     works = (
         work(kind, steps, axis in axes, whole.dtype, whole.shape[axis], whole.size)
         for axis in last

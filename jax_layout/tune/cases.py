@@ -262,6 +262,7 @@ _CONVOLUTIONS: list[tuple[Sizes, int, Sizes, int]] = [
     ((1, 14, 14, 1024), 256, (1, 1), 1),
     ((1, 28, 28, 128), 512, (1, 1), 1),
     ((1, 7, 7, 1024), 2048, (1, 1), 2),
+    ((1, 32, 32, 32, 1), 32, (3, 3, 3), 1),
 ]
 # Of the operands and of the result, channels last or not, every which of them.
 _TYPES = [
