@@ -104,8 +104,7 @@ struct Around {
     Packet<kBytes> out;
 #pragma unroll
     for (int w = 0; w < kBytes / 4; ++w) {
-      out.word[w] =
-          __funnelshift_r(words.word[w], words.word[w + 1], past * 8);
+      out.word[w] = __funnelshift_r(words.word[w], words.word[w + 1], past * 8);
     }
     return out;
   }
