@@ -107,8 +107,8 @@ def columns(found: dict[str, list[Report]]) -> list[Column]:
 
 def _rank(column: Column, profile: str) -> tuple[Any, ...]:
     latest = max(column.values(), key=lambda report: report.jax)
-    recorded = len(column), latest.machine["date"]
-    return -list(PROFILES).index(profile), latest.jax, *recorded
+    order = -list(PROFILES).index(profile)
+    return order, latest.jax, len(column), latest.machine["date"]
 
 
 def title(column: Column) -> str:

@@ -453,12 +453,10 @@ def processor() -> str:
 
 def processor_of(cpuinfo: str) -> str:
     """What a text of /proc/cpuinfo says that the processor is, "" if it does not."""
-    words = []
-    for key in ("model name", "cpu family", "model"):
-        if found := re.search(rf"^{key}\s*: (.*)$", cpuinfo, re.MULTILINE):
-            label = key.removeprefix("cpu ") + " "
-            words.append(label.removeprefix("model name ") + found[1].strip())
-    return ", ".join(words)
+    keys = r"^(model name|cpu family|model)\s*: (.*)$"
+    found = {key: value.strip() for key, value in re.findall(keys, cpuinfo, re.M)}
+    labels = {"model name": "", "cpu family": "family ", "model": "model "}
+    return ", ".join(labels[key] + found[key] for key in labels if key in found)
 
 
 @functools.cache
