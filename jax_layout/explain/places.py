@@ -12,7 +12,7 @@ import jax
 
 from jax_layout import _backends
 from jax_layout.explain.hlo import Instruction, Module
-from jax_layout.optimize.plan import SCOPE
+from jax_layout.optimize.values import SCOPE
 
 # Frames below these are not the user's.
 _LIBRARIES = tuple(

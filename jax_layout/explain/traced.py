@@ -20,7 +20,7 @@ from jax.interpreters import partial_eval as pe
 from jax_layout import _backends, choices
 from jax_layout.explain.places import module_of, user_line
 from jax_layout.explain.report import Advice, Reorder, Value
-from jax_layout.optimize.plan import SCOPE
+from jax_layout.optimize.values import SCOPE
 from jax_layout.products.gemm import gemm_kernel
 
 _HERE = os.path.dirname(_backends.__file__) + os.sep

@@ -13,7 +13,7 @@ import enum
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jax import Array
@@ -394,13 +394,19 @@ def resolve(name: str, format: FormatLike, ndim: int) -> MemoryFormat:
     return format
 
 
-def convert(physical: Array, source: MemoryFormat, target: MemoryFormat) -> Array:
+def convert(
+    physical: Array,
+    source: MemoryFormat,
+    target: MemoryFormat,
+    move: Callable[[Array, Sequence[int]], Array] = permute,
+) -> Array:
     """Re-orders what lies in memory from one format to another, by one permute.
 
     Args:
       physical: row-major array of the physical shape of `source`.
       source: the format it has.
       target: the format it gets.
+      move: what permutes.
 
     Returns:
       row-major array of the physical shape of `target`.
@@ -436,7 +442,7 @@ def convert(physical: Array, source: MemoryFormat, target: MemoryFormat) -> Arra
 
     before, after = atoms(source), atoms(target)
     sizes = [outer // inner for _, inner, outer in before]
-    moved = permute(physical.reshape(sizes), [before.index(atom) for atom in after])
+    moved = move(physical.reshape(sizes), [before.index(atom) for atom in after])
     return moved.reshape(result)
 
 

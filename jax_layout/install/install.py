@@ -23,6 +23,7 @@ from jax_layout import _backends, _compat, choices
 from jax_layout.install import attention, pooling, products, rules
 from jax_layout.install.record import Lowered, Record
 from jax_layout.install.rules import Program, Rule
+from jax_layout.optimize.optimize import with_channels_last
 
 # By jax's name of a primitive: the primitive, and what may lower it.
 _RULES: dict[str, tuple[Any, Rule]] = {
@@ -197,20 +198,26 @@ def _wrap_all() -> None:
     for name, (primitive, rule) in _RULES.items():
         wrap = functools.partial(_lowering, name, rule)
         _compat.wrap_lowerings(primitive, wrap, is_installed)
-    _compat.rewrite_programs(_with_attention)
+    _compat.rewrite_programs(_rewritten)
 
 
-def _with_attention(name: str, jaxpr: Any, platform: str, for_export: bool) -> Any:
-    """A program with calls of attention, before it is lowered."""
+def _rewritten(name: str, jaxpr: Any, platform: str, for_export: bool) -> Any:
+    """A program channels-last and with calls of attention, before it is lowered."""
     state = _installed.value
-    if state is None or "dot_general" not in state.operators or choices.are_plain():
+    if state is None or choices.are_plain():
         return jaxpr
     if platform not in _PLATFORMS or not _backends.available(platform):
         return jaxpr
     if for_export and not state.exports:
         return jaxpr
-    program, calls = attention.with_calls(jaxpr)
     log = Program(state.record, state.verbose)
+    if "conv_general_dilated" in state.operators:
+        jaxpr, less = with_channels_last(jaxpr)
+        if less:
+            log.add(Lowered(name, "layout", "of convolutions", "channels-last", less))
+    if "dot_general" not in state.operators:
+        return jaxpr
+    program, calls = attention.with_calls(jaxpr)
     for call in calls:
         arrays = ", ".join(v.aval.str_short() for v in call.invars[:3])
         log.add(Lowered(name, "dot_general", arrays, call.primitive.name))

@@ -20,12 +20,12 @@ from jax_layout.optimize.plan import (
     NestedRule,
     Plan,
     Planner,
-    Value,
     definite,
     emit,
     preferred,
 )
 from jax_layout.optimize.rules import Equation, Formats, Step, barrier
+from jax_layout.optimize.values import Value
 
 # For how many combinations of formats a loop's carry is tried.
 _TRIES = 5

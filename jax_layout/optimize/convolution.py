@@ -30,6 +30,7 @@ def convolution(
     weights: bool,
     asked: MemoryFormat | None,
     pack: bool = False,
+    plain: bool = False,
 ) -> Step | None:
     """Computes in the order that the policy says.
 
@@ -40,6 +41,7 @@ def convolution(
       weights: whether weights are wanted in the order of the fast kernels.
       asked: the format that the user has asked for the input.
       pack: whether weights are wanted in the kernels' own order, where they have one.
+      plain: whether it stays jax's own, which kernels of ours lower.
     """
     numbers = eqn.params["dimension_numbers"]
     lhs, rhs = (v.aval for v in eqn.invars)
@@ -93,7 +95,8 @@ def convolution(
         on_axes(given, numbers.out_spec),
     )
     params = {k: v for k, v in eqn.params.items() if k != "dimension_numbers"}
-    apply = conv_general_dilated if kernels else lax.conv_general_dilated
+    own = kernels and not plain
+    apply = conv_general_dilated if own else lax.conv_general_dilated
     step = Step(
         [left, right],
         [given],
@@ -319,14 +322,30 @@ def convolution_cost(
     specs: lax.ConvDimensionNumbers, lhs: Any, rhs: Any, out: Any
 ) -> int:
     """Bytes that XLA:CPU re-orders for a convolution: its own is NHWC and HWIO."""
-    arrays = [(lhs, specs.lhs_spec), (out, specs.out_spec), (rhs, specs.rhs_spec)]
-    total = 0
-    for aval, (first, second, *spatial) in arrays:
-        order = [*spatial, second, first] if aval is rhs else [first, *spatial, second]
-        source = row_major(aval.ndim)
-        total += (
-            2
-            * nbytes(aval)
-            * moves(source, MemoryFormat.of_permutation(order), aval.shape)
-        )
+    o, i, *taps = specs.rhs_spec
+    total = _cost(rhs, [*taps, i, o])
+    for aval, (n, c, *spatial) in ((lhs, specs.lhs_spec), (out, specs.out_spec)):
+        total += _cost(aval, [n, *spatial, c])
     return total
+
+
+def kernels_cost(eqn: Equation) -> int:
+    """Bytes of images that our kernels have re-ordered for a convolution of jax's.
+
+    Those of groups read any order.
+    """
+    if max(_groups(eqn)) > 1:
+        return 0
+    numbers = eqn.params["dimension_numbers"]
+    (lhs, rhs), out = (v.aval for v in eqn.invars), eqn.outvars[0].aval
+    gradient = of_weights(eqn)
+    other = (rhs, numbers.rhs_spec) if gradient else (out, numbers.out_spec)
+    total = 0
+    for aval, (n, c, *spatial) in ((lhs, numbers.lhs_spec), other):
+        total += _cost(aval, [c, *spatial, n] if gradient else [n, *spatial, c])
+    return total
+
+
+def _cost(aval: Any, order: Sequence[int]) -> int:
+    format = MemoryFormat.of_permutation(order)
+    return 2 * nbytes(aval) * moves(row_major(aval.ndim), format, aval.shape)

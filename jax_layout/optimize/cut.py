@@ -29,7 +29,7 @@ from jax_layout.optimize.rules import (
 )
 
 StepFor = Callable[[Equation, Formats, MemoryFormat | None], Any]
-_TRANSPOSES = ("transpose", "permute")
+TRANSPOSES = ("transpose", "permute")
 
 # Ends of the graph; the nodes of equations and values come after them.
 _SOURCE, _SINK = 0, 1
@@ -140,7 +140,7 @@ class _Program:
             formats = None if wish is None else self._operands(eqn, wish)
             if wish is None or formats is None:
                 continue
-            if staying is not None and eqn.primitive.name in _TRANSPOSES:
+            if staying is not None and eqn.primitive.name in TRANSPOSES:
                 other = staying(eqn)
             else:
                 other = step_for(eqn, formats, wish)
@@ -155,7 +155,7 @@ class _Program:
     ) -> list[MemoryFormat | None] | None:
         """Formats of operands from which the first result could come in this one."""
         name, out = eqn.primitive.name, eqn.outvars[0].aval
-        if name in _TRANSPOSES:
+        if name in TRANSPOSES:
             axes = eqn.params.get("permutation", eqn.params.get("axes"))
             return [wish.transposed(np.argsort(axes).tolist())]
         if name in PRODUCTS:

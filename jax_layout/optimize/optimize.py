@@ -35,20 +35,23 @@ from jax_layout.optimize.convolution import (
     own_convolution,
 )
 from jax_layout.optimize.plan import (
+    Cost,
     Equation,
     NestedRule,
     Plan,
     Planner,
-    Value,
     emit,
 )
 from jax_layout.optimize.program import (
     differentiates_weights,
+    holds_channels_first,
     holds_ours,
+    is_annotated,
     original_bytes,
     unsupported,
 )
 from jax_layout.optimize.rules import RULES, Formats, Step
+from jax_layout.optimize.values import Value, of_jaxs_own
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,7 +85,9 @@ class LayoutReport:
 def _convolution(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
     asked = planner.asked.get(eqn.invars[0])
     pack = eqn.invars[1] in planner.packed
-    return convolution(eqn, formats, planner.anchor, planner.weights, asked, pack)
+    return convolution(
+        *(eqn, formats, planner.anchor, planner.weights, asked, pack, planner.plain)
+    )
 
 
 def _own_convolution(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
@@ -366,9 +371,7 @@ def trace(
             planner.packed.update(planner.read_once(closed))
         if ends is None:
             ends = [row_major(aval.ndim) for aval in closed.out_avals]
-        plan = planner.plan(closed, formats, ends)
-        cost = plan.total()
-        cost.add(plan.result_cost(ends))
+        plan, cost = _planned(planner, closed, formats, ends)
         # Kernels are a gain; so are weights that are laid out once. Where neither
         # kernels nor formats of ours are, transposes are best where XLA has them.
         gain = cost.kernels > 0 or weights
@@ -383,10 +386,59 @@ def trace(
             dict(cost.barriers),
             len(planner.attended) if better else 0,
         )
+        if better and candidate is not anchors[-1] and not weights:
+            # Kernels that read any order move less where they are.
+            better = cost.bytes_moved <= original_bytes(closed, kernels=True)
         if better:
             traced.plan, traced.planner = plan, planner
             break
     return traced
+
+
+def _planned(
+    planner: Planner, closed: Any, formats: Formats, ends: Sequence[MemoryFormat]
+) -> tuple[Plan, Cost]:
+    plan = planner.plan(closed, formats, ends)
+    cost = plan.total()
+    cost.add(plan.result_cost(ends))
+    return plan, cost
+
+
+def with_channels_last(closed: Any) -> tuple[Any, int]:
+    """A program for CPUs whose convolutions, and what is between, are channels-last.
+
+    Args:
+      closed: its jaxpr, without effects.
+
+    Returns:
+      the jaxpr of one of the same primitives that computes the same, and how many
+      bytes it moves less; the same one and 0 if there is no convolution in another
+      order, or that gains nothing.
+    """
+    jaxpr = closed.jaxpr
+    if not holds_channels_first(jaxpr) or unsupported(jaxpr) or is_annotated(jaxpr):
+        return closed, 0
+    if not all(isinstance(n, int) for aval in closed.in_avals for n in aval.shape):
+        return closed, 0
+    formats, ends = (
+        [row_major(aval.ndim) for aval in avals]
+        for avals in (closed.in_avals, closed.out_avals)
+    )
+    anchor = anchor_of(Channels.LAST, "cpu")
+    assert anchor is not None
+    planner = Planner(anchor, _RULES, _NESTED, keep_products=True, plain=True)
+    plan, cost = _planned(planner, closed, formats, ends)
+    less = original_bytes(closed, kernels=True) - cost.bytes_moved
+    if less <= 0:
+        return closed, 0
+
+    def run(*operands: Array) -> list[Any]:
+        with of_jaxs_own():
+            values = emit(plan, [Value(x, row_major(x.ndim)) for x in operands])
+            results = [value.get(end) for value, end in zip(values, ends, strict=True)]
+        return list(map(_compat.like, results, closed.out_avals))
+
+    return jax.make_jaxpr(run)(*closed.in_avals), less
 
 
 def is_formatted(leaf: Any) -> bool:

@@ -19,10 +19,10 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Literal
 
 from jax_layout import _compat
-from jax_layout.formats.memory_format import MemoryFormat, convert, row_major
+from jax_layout.formats.memory_format import MemoryFormat, row_major
 from jax_layout.optimize.attention import attended
 from jax_layout.optimize.convolution import Anchor
-from jax_layout.optimize.cut import least_cost
+from jax_layout.optimize.cut import TRANSPOSES, least_cost
 from jax_layout.optimize.products import (
     PRODUCTS,
     attention,
@@ -43,10 +43,8 @@ from jax_layout.optimize.rules import (
     transpose_cost,
     without_units,
 )
-from jax_layout.plain import lax
+from jax_layout.optimize.values import Value
 
-# The name, in jax's stack of names, of conversions.
-SCOPE = "optimize_layout"
 # How often a loop runs whose length is not known.
 UNKNOWN_TRIPS = 2
 
@@ -73,41 +71,6 @@ class Cost:
         self.bytes_moved += 2 * nbytes(v.aval)
         self.conversions += 1
         return True
-
-
-class Value:
-    """A value in the formats that it has been wanted in so far."""
-
-    def __init__(
-        self,
-        array: Any,
-        format: MemoryFormat | None,
-        make: Callable[[MemoryFormat], Array] | None = None,
-    ):
-        self.format = format  # None: it is made where it is wanted, by `make`
-        self.maker: Equation | None = None
-        self.make = make
-        self.made = {} if make else {format: array}
-
-    def get(self, format: MemoryFormat | None) -> Any:
-        """The physical array; in the format that the value has, if None."""
-        if format is None:
-            format = self.format
-        if format not in self.made:
-            if self.make is not None:
-                assert format is not None
-                self.made[format] = self.make(format)
-            else:
-                assert self.format is not None and format is not None
-                base = self.made[self.format]
-                shape = self.format.logical_shape(base.shape)
-                with jax.named_scope(SCOPE):
-                    if moves(self.format, format, shape):
-                        self.made[format] = convert(base, self.format, format)
-                    else:
-                        new = format.physical_shape(shape)
-                        self.made[format] = lax.reshape(base, new)
-        return self.made[format]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +190,8 @@ class Planner:
         kernels. Not where it is a conversion on each call, which XLA makes itself.
       keep_products: whether products stay `dot_general`, by which policies of
         `jax.checkpoint` know them.
+      plain: whether convolutions stay jax's own, which kernels of ours lower when
+        they are next.
       asked: formats that the user has asked for a value, by variable.
       known: plans and jaxprs made so far; loops ask for the same ones again.
       packed: variables that are wanted in the own order of the kernels that read
@@ -243,6 +208,7 @@ class Planner:
     nested: Mapping[str, NestedRule]
     weights: bool = False
     keep_products: bool = False
+    plain: bool = False
     asked: dict[Any, MemoryFormat] = dataclasses.field(default_factory=dict)
     known: dict[Any, Any] = dataclasses.field(default_factory=dict)
     packed: set[Any] = dataclasses.field(default_factory=set)
@@ -277,7 +243,8 @@ class Planner:
             plan = _assembled(jaxpr, captured, start, self._follow(jaxpr, start))
             hoisted = [1 / trips] * (len(captured) + constants)
             shares = hoisted + [1.0] * (len(formats) - constants)
-            for staying in (None, self.staying):
+            transposes = any(eqn.primitive.name in TRANSPOSES for eqn in jaxpr.eqns)
+            for staying in (None, self.staying)[: 1 + transposes]:
                 steps = least_cost(plan, ends, shares, self.movable, self.step, staying)
                 if steps is not None:
                     other = _assembled(jaxpr, captured, start, steps)
@@ -289,7 +256,7 @@ class Planner:
     def _opened(self, closed: Any) -> tuple[Flat, list[Value]]:
         if id(closed) not in self.known:
             # What has this id stays alive as long as the key is known.
-            flat, captured = opened(closed)
+            flat, captured = opened(closed, self.plain)
             if not self.keep_products:
                 flat = self._attended(flat, captured)
             self.known[id(closed)] = closed, (flat, captured)
@@ -345,8 +312,7 @@ class Planner:
     def movable(self, eqn: Equation) -> bool:
         """Whether an equation may have several formats to compute in."""
         name = eqn.primitive.name
-        calls = ("custom_jvp_call", "custom_vjp_call")
-        return name in self.rules or name in PRODUCTS or name in calls
+        return name in self.rules or name in PRODUCTS or name in _DERIVED
 
     def staying(self, eqn: Equation) -> Step:
         """A transpose that stays one, as XLA fuses it or our kernel writes it."""
@@ -487,10 +453,18 @@ def _assembled(
 
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
+_DERIVED = ("custom_jvp_call", "custom_vjp_call")
 
 
-def opened(closed: Any) -> tuple[Flat, list[Value]]:
-    """A jaxpr without the calls that only call, and all that it has captured."""
+def opened(closed: Any, last: bool = False) -> tuple[Flat, list[Value]]:
+    """A jaxpr without the calls that only call, and all that it has captured.
+
+    Args:
+      closed: the jaxpr.
+      last: whether nothing differentiates it any more, so that functions with
+        derivatives of their own only call, too.
+    """
+    calls = (*_CALLS, *_DERIVED) if last else _CALLS
     eqns: list[Equation] = []
     captured: dict[Variable, Value] = {}
 
@@ -512,7 +486,7 @@ def opened(closed: Any) -> tuple[Flat, list[Value]]:
             source = eqn.source_info
             if call is not None:
                 source = _compat.inlined_source(call, source)
-            if eqn.primitive.name in _CALLS and _compat.is_plain_call(eqn.params):
+            if eqn.primitive.name in calls and _compat.is_plain_call(eqn.params):
                 body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
                 results = inlined(body, invars, source)
             else:

@@ -11,6 +11,7 @@ from jax_layout import _compat
 from jax_layout.optimize.convolution import (
     OWN_CONVOLUTIONS,
     convolution_cost,
+    kernels_cost,
     of_weights,
     own_convolution_cost,
 )
@@ -39,8 +40,16 @@ def _inner(eqn: Equation) -> list[Any]:
     return [j for f in found for j in (f if isinstance(f, tuple | list) else [f])]
 
 
-def original_bytes(closed: Any, known: dict[int, int] | None = None) -> int:
-    """What a program re-orders as it stands, on CPUs, and XLA does not fuse."""
+def original_bytes(
+    closed: Any, kernels: bool = False, known: dict[int, int] | None = None
+) -> int:
+    """What a program re-orders as it stands, on CPUs, and XLA does not fuse.
+
+    Args:
+      closed: its jaxpr.
+      kernels: whether kernels of ours compute its convolutions.
+      known: of jaxprs by their id.
+    """
     known = {} if known is None else known
     if id(closed) in known:
         return known[id(closed)]
@@ -51,13 +60,15 @@ def original_bytes(closed: Any, known: dict[int, int] | None = None) -> int:
         name = eqn.primitive.name
         if name in ("transpose", "permute"):
             total += 0 if eqn.outvars[0] in fused else transpose_cost(eqn)
+        elif name == "conv_general_dilated" and kernels:
+            total += kernels_cost(eqn)
         elif name == "conv_general_dilated":
             arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
             total += convolution_cost(eqn.params["dimension_numbers"], *arrays)
         elif name in OWN_CONVOLUTIONS:
             total += own_convolution_cost(eqn, eqn.params["conv"])
         elif inner := _inner(eqn):
-            costs = [original_bytes(j, known) for j in inner]
+            costs = [original_bytes(j, kernels, known) for j in inner]
             trips = {"scan": eqn.params.get("length"), "while": UNKNOWN_TRIPS}
             once = max(costs) if name == "cond" else sum(costs)
             total += trips.get(name, 1) * once
@@ -71,6 +82,24 @@ def holds_ours(jaxpr: Any) -> bool:
     return any(
         eqn.primitive.name in (*names, "permute", "memory_format")
         or any(map(holds_ours, inner_jaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def holds_channels_first(jaxpr: Any) -> bool:
+    """Whether there is a convolution in a program whose last axes are spatial."""
+    return any(
+        any(map(holds_channels_first, inner_jaxprs(eqn)))
+        if eqn.primitive.name != "conv_general_dilated"
+        else eqn.params["dimension_numbers"].lhs_spec[-1] == eqn.invars[0].aval.ndim - 1
+        for eqn in jaxpr.eqns
+    )
+
+
+def is_annotated(jaxpr: Any) -> bool:
+    """Whether a program says of an equation where it runs, or what XLA is to know."""
+    return any(
+        _compat.says_where(eqn) or any(map(is_annotated, inner_jaxprs(eqn)))
         for eqn in jaxpr.eqns
     )
 

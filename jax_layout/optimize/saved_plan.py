@@ -35,12 +35,12 @@ from jax_layout.optimize.optimize import (
 )
 from jax_layout.optimize.plan import (
     Planner,
-    Value,
     definite,
     emit,
 )
 from jax_layout.optimize.program import inner_jaxprs, unsupported
 from jax_layout.optimize.rules import Step
+from jax_layout.optimize.values import Value
 from jax_layout.plain import lax
 
 _VERSION = 1
