@@ -28,12 +28,14 @@ class Outcome:
       works: how many it has.
       ours: of these, how many are ours from now on.
       failures: a line for each case, or method of one, that did not run or was wrong.
+      left: how many cases there was no time for.
     """
 
     path: str
     works: int
     ours: int
     failures: tuple[str, ...]
+    left: int = 0
 
     def __str__(self) -> str:
         lines = [f"failed: {line}" for line in self.failures]
@@ -41,6 +43,8 @@ class Outcome:
             f"{self.works} kinds and sizes of calls: {self.ours} are ours, "
             f"{self.works - self.ours} XLA's; {len(self.failures)} failed"
         )
+        if self.left:
+            lines.append(f"no time for {self.left} cases: the package's table has them")
         return "\n".join([*lines, f"written to {self.path}"])
 
 
@@ -82,7 +86,8 @@ def run(
             found.add(kept or {})
             points = found.points
         file.write(text(points, quick, measured_on))
-    return Outcome(str(path), len(found.points), found.ours, tuple(found.failures))
+    failures = tuple(found.failures)
+    return Outcome(str(path), len(found.points), found.ours, failures, found.left)
 
 
 def tune(path: Path, quick: bool, platform: str) -> Outcome:

@@ -64,14 +64,16 @@ class Timing:
         calls that take as long as this four times over.
       rounds: at most.
       sample: seconds that a sample lasts, about, of calls that are shorter.
+      total: seconds after which no other case is begun.
     """
 
     seconds: float = 0.15
     rounds: int = 15
     sample: float = 1e-3
+    total: float = math.inf
 
 
-QUICK = Timing(seconds=0.06, rounds=9, sample=5e-4)
+QUICK = Timing(seconds=0.06, rounds=9, sample=5e-4, total=54.0)
 # A sample of many programs, between two of which nobody waits.
 ON_GPU = Timing(seconds=0.4, rounds=9, sample=8e-3)
 
@@ -84,10 +86,12 @@ class Measured:
       points: of every work that a case asked about. One that several cases asked
         about has the least ratio of each method: whoever asks is not to lose.
       failures: a line for each case, or method of one, that did not run or was wrong.
+      left: how many cases there was no time for.
     """
 
     points: Points = dataclasses.field(default_factory=dict)
     failures: list[str] = dataclasses.field(default_factory=list)
+    left: int = 0
 
     def add(self, points: Points) -> None:
         for work, ratios in points.items():
@@ -130,8 +134,12 @@ def measure(
       the points; a case that fails is one of its failures, and ends nothing.
     """
     found = Measured()
+    end = time.monotonic() + timing.total
     rest = iter(cases)
     while batch := [*itertools.islice(rest, 1 if platform == "cpu" else _AT_ONCE)]:
+        if time.monotonic() >= end:
+            found.left = len(batch) + sum(1 for _ in rest)
+            break
         trials = []
         with ThreadPoolExecutor() as pool:
             for case in batch:

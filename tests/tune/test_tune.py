@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What measures tables of choices: which works, right results, files, the command."""
 
+import dataclasses
 import json
 
 import jax
@@ -16,6 +17,7 @@ from jax_layout.tune.case import Case
 from jax_layout.tune.cases import all_cases
 from jax_layout.tune.command import run
 from jax_layout.tune.measure import (
+    QUICK,
     Measured,
     Timing,
     difference,
@@ -280,6 +282,13 @@ def test_tune_writes_where_it_is_read(tiny, capsys):
     assert "failed: product: OpenBLAS: wrong result" in printed.out
     assert f"written to {path}" in printed.out
     assert "2 kinds and sizes of calls" in printed.out
+
+
+def test_tune_begins_no_case_after_its_time(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(command, "QUICK", dataclasses.replace(QUICK, total=0.0))
+    assert cli.main(["tune", "--quick"]) == 0
+    assert "no time for 2 cases" in capsys.readouterr().out
+    assert choices.load(tiny / "cache" / "table.json").points() == {}
 
 
 def test_tune_json_and_output(tiny, capsys, monkeypatch):
