@@ -85,6 +85,9 @@ class Table:
     cases: Mapping[str, Points]
     quick: bool = False
     gpu: str = ""
+    _known: dict[Any, Any] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def ratio(self, work: Work, method: str) -> float | None:
         """How many times faster than XLA a method is, None if that is not known.
@@ -116,15 +119,16 @@ class Table:
         }
 
     def _points(self, case: str, method: str) -> tuple[np.ndarray, np.ndarray] | None:
-        found = [
-            (sizes, ratios[method])
-            for sizes, ratios in self.cases.get(case, {}).items()
-            if method in ratios
-        ]
-        if not found:
-            return None
-        places, ratios = zip(*found, strict=True)
-        return np.log2(places), np.log(ratios)
+        if (case, method) not in self._known:
+            found = [
+                (sizes, ratios[method])
+                for sizes, ratios in self.cases.get(case, {}).items()
+                if method in ratios
+            ]
+            places, ratios = zip(*found, strict=True) if found else ((), ())
+            logs = (np.log2(places), np.log(ratios)) if found else None
+            self._known[case, method] = logs
+        return self._known[case, method]
 
 
 # --- what is chosen

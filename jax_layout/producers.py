@@ -149,6 +149,14 @@ def is_fused(value: Any) -> bool:
     return operation.name not in _WRITTEN
 
 
+def is_computed(value: Any) -> bool:
+    """Whether a value is elementwise, or a concatenation: what XLA need not write."""
+    operation = maker(value)
+    return operation is not None and (
+        operation.name in _ELEMENTWISE or operation.name == "stablehlo.concatenate"
+    )
+
+
 def through_softmax(values: Sequence[Any], called: Callable[[Any], Any]) -> list[Any]:
     """What a softmax was made of, before these values: results of products, say.
 

@@ -79,6 +79,11 @@ def dot_general(
         return None
     if stays_in_cache(ctx) or _fuses(program, ctx, lhs, rhs):
         return None
+    # Of a matrix that XLA computes for a vector's sake, it writes nothing.
+    free = [math.prod(sizes[i] for i in term if i in y and i not in other)
+            for term, other in ((x, w), (w, x))]  # fmt: skip
+    matrix = lhs if free[1] == 1 else rhs if free[0] == 1 else None
+    passes = 2 if matrix is not None and producers.is_computed(matrix) else 1
     left, right = _read(lhs, a, x), _read(rhs, b, w)
     given = [(left, right)]
     narrow = [_narrowed(*side) for side in (left, right)]
@@ -100,7 +105,9 @@ def dot_general(
                 "out_sharding": None,
             }
             operands = one[0], two[0]
-            kernel = op.chosen_kernel("gemm", "cpu", inner, *operands, **options)
+            kernel = op.chosen_kernel(
+                "gemm", "cpu", inner, *operands, passes=passes, **options
+            )
             if kernel is not None:
                 methods.append(method(kernel))
                 return op.custom_call("gemm", kernel, inner, *operands)[0]

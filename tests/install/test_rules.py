@@ -357,6 +357,26 @@ def test_what_xla_fuses_is_left_to_it(monkeypatch):
     assert ours(record, "dot_general") == 1
 
 
+@pytest.mark.parametrize("gain", [1.5, 3.0])
+def test_a_matrix_that_is_computed_for_a_vector_is_not_written(gain, monkeypatch):
+    """Unless our product is so much faster that it may be."""
+    points = {(512, 1, 384, 1): dict.fromkeys(choices.methods_of("gemm"), gain)}
+    cases = {f"gemm float32 {order}": points for order in ("NN", "NT", "TN", "TT")}
+    table = choices.Table("", "", "", 1, cases)
+    monkeypatch.setattr(choices, "_source", lambda: f"a test's, {gain}")
+    monkeypatch.setattr(choices, "_tables", lambda source: [(source, table)])
+    a, b, v = array(512, 192), array(512, 192, seed=1), array(384)
+    x = array(512, 384)
+    for f, args, most in (
+        (lambda x, v: x @ v, (x, v), 1),
+        (lambda x, v: (2 * x + 1) @ v, (x, v), gain > 2),
+        (lambda a, b, v: jnp.concatenate([a, b], 1) @ v, (a, b, v), gain > 2),
+    ):
+        expected, found, record, _ = both(f, *args)
+        assert_close(found, expected)
+        assert ours(record, "dot_general") == most
+
+
 def attend(q, k, v):
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
     scores = jnp.where(jnp.arange(24) < 20, scores, -1e9)
