@@ -49,6 +49,7 @@ BENCHMARKS = (
     Benchmark("linear", "linear", quick=_quick(15, 2.0)),
     Benchmark("gemm", "gemm", quick=_quick(15, 1.0)),
     Benchmark("layout", "layout", quick=_quick(9, 1.0)),
+    Benchmark("layout-models", "layout", ("--set", "models"), _quick(9, 1.0)),
     Benchmark("programs", "programs", quick=_quick(7, 1.0)),
     Benchmark("programs-installed", "programs", ("--installed",), _quick(7, 1.0)),
     Benchmark("conv", "conv", quick=_quick(5, 0.7)),

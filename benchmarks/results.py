@@ -24,7 +24,7 @@ PLAIN = {
     "index": (("ours", "jnp"),),
     "operators": (("ours", "jnp"),),
     "conv": (("ours", "lax"), ("our conv", "lax")),
-    "layout": (("ours", "jax"),),
+    "layout": (("ours", "jax"), ("installed", "jax")),
     "programs": (("ours", "jax"),),
 }
 

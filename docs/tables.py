@@ -24,6 +24,7 @@ from jax_layout import choices
 
 README = Path(__file__).parent.parent / "README.md"
 PROGRAMS = Path(__file__).with_name("programs.md")
+LAYOUTS = Path(__file__).with_name("optimize_layout.md")
 GPU = Path(__file__).with_name("gpu.md")
 H100 = RESULTS / "nvidia-h100-80gb-hbm3" / "jax-0.11.2"
 H100_TABLE = (
@@ -265,6 +266,47 @@ def _same(case: CaseResult, other: CaseResult) -> bool:
     return of == (other.group, other.name, other.config["dtype"])
 
 
+def layouts(found: dict[str, list[Report]]) -> str:
+    """A row a function: as it is, optimised, and with kernels installed.
+
+    With AMX, and without: what was measured last.
+    """
+    parts = []
+    last = {
+        file: newest(found[file])
+        for file in ("layout", "layout-models")
+        if file in found
+    }
+    for profiles in (("amx",), WITHOUT_AMX):
+        reports = [
+            {file: of[place] for file, of in last.items() if place in of}
+            for place in last.get("layout", ())
+            if place[1] in profiles
+        ]
+        if not reports:
+            continue
+        best = max(reports, key=lambda of: (of["layout"].jax, _date(of["layout"])))
+        parts.append(f"**{title(best)}, {_date(best['layout'])[:10]}:**\n")
+        heads = "| | jax | optimised | times | installed | times |"
+        lines = [heads, "|---|" + "--:|" * 5]
+        for case in (case for report in best.values() for case in report.cases):
+            cells = [case.name]
+            plain = case.sample("jax", False)
+            cells.append(figure(1e3 * plain.median, 2) if plain else "failed")
+            for family in ("ours", "installed"):
+                sample = case.sample(family, False)
+                cells.append(figure(1e3 * sample.median, 2) if sample else "")
+                times = plain.median / sample.median if plain and sample else None
+                cells.append(figure(times, 2))
+            lines.append(f"| {' | '.join(cells)} |")
+        parts.append("".join(f"{line}\n" for line in lines))
+    return "\n".join(parts) or "Nothing is recorded yet.\n"
+
+
+def _date(report: Report) -> str:
+    return str(report.machine["date"])
+
+
 def gpu_permutes(folder: Path) -> str:
     """A row a case: ours, a copy, what was predicted, and ours beside jax's."""
     report = Report.load(folder / "permute.json")
@@ -321,6 +363,7 @@ def pages(found: dict[str, list[Report]]) -> dict[Path, str]:
     return {
         README: renewed(README.read_text(), table(found)),
         PROGRAMS: renewed(PROGRAMS.read_text(), programs(found)),
+        LAYOUTS: renewed(LAYOUTS.read_text(), layouts(found)),
         GPU: renewed(
             renewed(GPU.read_text(), gpu_permutes(H100)),
             gpu_choices(choices.load(H100_TABLE)),

@@ -17,7 +17,7 @@ namespace jax_layout {
 // Blocks on a multiprocessor, by its registers: one wave of them finds its
 // places once for many tiles.
 __host__ __device__ constexpr int PackedResident(int threads) {
-  return threads == kPackedWideThreads ? 2 : 4;
+  return threads == kPackedLargeThreads ? 2 : 4;
 }
 // Offsets of 64 bits leave a block less room.
 template <int kThreads, typename Offset>
@@ -75,7 +75,7 @@ struct Places {
   }
 
   // Pairs: the compiler would take them all apart before its loop over tiles,
-  // for which wide blocks lack registers.
+  // for which large blocks lack registers.
   __device__ void Keep() {
 #pragma unroll
     for (uint32_t& each : pair) asm volatile("" : "+r"(each));
@@ -88,9 +88,9 @@ struct Places {
                     const Accesses<kThreads, kVector, Offset>& y) {
     constexpr int kSide = y.kBytes / kElement;
     // As many as registers allow.
-    constexpr int kMost = kThreads == kPackedWideThreads ? 2
-                          : kElement == 2                ? 4
-                                                         : 8;
+    constexpr int kMost = kThreads == kPackedLargeThreads ? 2
+                          : kElement == 2                 ? 4
+                                                          : 8;
     constexpr int kTogether = kCount < kMost ? kCount : kMost;
 #pragma unroll
     for (int first = 0; first < kCount; first += kTogether) {
@@ -138,7 +138,7 @@ template <int kElement, int kThreads, int kVector>
 __device__ inline void StorePadded(char* shared, int k,
                                    const Packet<kVector>& held) {
   char* to = shared;
-  if constexpr (kThreads == kPackedWideThreads) {  // nothing is carried
+  if constexpr (kThreads == kPackedLargeThreads) {  // nothing is carried
     to += Padded(kElement, threadIdx.x * kVector) +
           Padded(kElement, k * kThreads * kVector);
   } else {
@@ -317,7 +317,7 @@ __device__ inline void MoveTiles(const PackedParams& p,
     }
     __syncthreads();  // the tile is here
     char* corner = y + y_offset;
-    if constexpr (kThreads == kPackedWideThreads) places.Keep();
+    if constexpr (kThreads == kPackedLargeThreads) places.Keep();
     if (tile + gridDim.x < p.tiles) fetch(tile + gridDim.x);
     if constexpr (kY > 0) {
       StoreRuns<kElement>(corner, to, shared, places);

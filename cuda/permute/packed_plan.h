@@ -18,9 +18,9 @@ __host__ __device__ constexpr int PackedThreads(int element) {
   return element == 1 ? 192 : 256;
 }
 // For large boxes of single bytes: offsets of 32 bits alone.
-inline constexpr int kPackedWideThreads = 512;
+inline constexpr int kPackedLargeThreads = 512;
 // Large boxes make two waves of an H100, or more.
-inline constexpr uint32_t kPackedWideTiles = 512;
+inline constexpr uint32_t kPackedLargeTiles = 512;
 // Bytes of a tile that a thread moves, at most.
 inline constexpr int kPackedShare = 32;
 
@@ -322,10 +322,10 @@ inline PackedParams PlanPacked(const PermutePlan& plan, int element,
   PackedPlanner planner(plan, element, alignment, PackedThreads(element));
   const PackedParams p = planner.Plan();
   if (element > 1) return p;
-  PackedPlanner wide_planner(plan, element, alignment, kPackedWideThreads);
-  const PackedParams large = wide_planner.Plan();
-  return large.tiles >= kPackedWideTiles && !large.wide &&
-                 wide_planner.Traffic() < 0.9 * planner.Traffic()
+  PackedPlanner large_planner(plan, element, alignment, kPackedLargeThreads);
+  const PackedParams large = large_planner.Plan();
+  return large.tiles >= kPackedLargeTiles && !large.wide &&
+                 large_planner.Traffic() < 0.9 * planner.Traffic()
              ? large
              : p;
 }

@@ -196,8 +196,8 @@ struct Launcher {
     auto kernel = p.wide ? PackedKernel<kElement, kThreads, uint64_t>
                          : PackedKernel<kElement, kThreads, uint32_t>;
     if constexpr (kElement == 1) {
-      if (p.threads == kPackedWideThreads) {
-        kernel = PackedKernel<1, kPackedWideThreads, uint32_t>;
+      if (p.threads == kPackedLargeThreads) {
+        kernel = PackedKernel<1, kPackedLargeThreads, uint32_t>;
       }
     }
     const int wave = Multiprocessors() * PackedResident(p.threads);

@@ -27,6 +27,8 @@ from jax_layout.products.gemm import GEMM_DTYPES, gemm_kernel, gemm_p, terms
 # What XLA computes in one loop with the transposes before and behind it.
 _FUSED = ELEMENTWISE | {"concatenate", "pad", "slice", "split", "dynamic_slice", "rev"}
 PRODUCTS = ("dot_general", "gemm", "linear")
+# An operand of so many results, a weight of few rows, is not moved for their sake.
+_MOST_MOVED = 4
 
 
 def _reordered(term: str, format: MemoryFormat) -> str:
@@ -96,7 +98,9 @@ def dot_general(
             order, ours = other, True
         elif other in orders:  # XLA's operands change places
             order, ours, swap = other, False, other == orders[1]
-    if not ours and not all(f.row_major for f in wanted):
+    pairs = zip(eqn.invars, wanted, strict=True)
+    moved = [v.aval.size for v, f in pairs if not f.row_major]
+    if not ours and moved and max(moved) <= _MOST_MOVED * eqn.outvars[0].aval.size:
         # Axes that no kernel contracts in place: their maker may write others.
         plain = dot_general(eqn, [row_major(f.ndim) for f in wanted], keep, wish)
         if plain.ours:

@@ -106,6 +106,7 @@ _LAYERS = [
     for m in (128, 8, 512, 1, 64, 2048)
     for n, k in ((1024, 1024), (4096, 1024), (256, 256), (1024, 4096))
 ]
+_LAYERS += [(m, 4096, 4096) for m in (16, 32, 4)]
 
 
 def _layers(quick: bool) -> Iterator[Case]:

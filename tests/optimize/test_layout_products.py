@@ -294,3 +294,24 @@ def test_policies_of_checkpoints_know_their_products():
     close(jax.jit(g)(w, x), expected)
     saved = [e for e in jax.make_jaxpr(g)(w, x).eqns if "policy" in e.params]
     assert all(e.params["policy"] is policy for e in saved)
+
+
+@needs_kernels
+def test_a_weight_of_few_rows_is_not_moved_for_a_faster_product(monkeypatch):
+    """As GPT-2 has them: transposed. XLA reads those, and a kernel wants them written."""
+    ours, theirs = (dict.fromkeys(choices.methods_of("gemm"), r) for r in (3.0, 0.5))
+    points = {(1, 512, 384, 1): ours}
+    table = choices.Table(
+        *("", "", "", 1),
+        {"gemm float32 NN": points, "gemm float32 NT": {(1, 512, 384, 1): theirs}},
+    )
+    monkeypatch.setattr(choices, "_source", lambda: "a test's, of few rows")
+    monkeypatch.setattr(choices, "_tables", lambda source: [(source, table)])
+    x, w, v = normal(1, 384), normal(512, 384), normal(384, 512)
+
+    def f(x, w, v):
+        return x @ w.T, x @ v
+
+    assert moves(f, x, w, v) == 0  # XLA reads it as it lies
+    found = primitives(jax.make_jaxpr(jl.optimize_layout(f))(x, w, v).jaxpr)
+    assert (found["gemm"], found["dot_general"]) == (1, 1)

@@ -160,7 +160,7 @@ def test_small_and_odd(host, shape, axes, itemsize, architecture):
     ],
     ids=str,
 )
-def test_wide_blocks(host, shape, offsets, architecture):
+def test_large_blocks(host, shape, offsets, architecture):
     axes = tuple(reversed(range(len(shape))))
     (kernel,) = permute(host, shape, axes, 1, architecture, offsets)
     assert toolkit.kernel_name(kernel) == "packed 1 512"
