@@ -278,7 +278,7 @@ def layouts(found: dict[str, list[Report]]) -> str:
         if file in found
     }
     for profiles in (("amx",), WITHOUT_AMX):
-        reports = [
+        reports: list[Column] = [
             {file: of[place] for file, of in last.items() if place in of}
             for place in last.get("layout", ())
             if place[1] in profiles

@@ -298,7 +298,7 @@ def test_policies_of_checkpoints_know_their_products():
 
 @needs_kernels
 def test_a_weight_of_few_rows_is_not_moved_for_a_faster_product(monkeypatch):
-    """As GPT-2 has them: transposed. XLA reads those, and a kernel wants them written."""
+    """GPT-2 has them transposed: XLA reads those, a kernel wants them written."""
     ours, theirs = (dict.fromkeys(choices.methods_of("gemm"), r) for r in (3.0, 0.5))
     points = {(1, 512, 384, 1): ours}
     table = choices.Table(

@@ -54,8 +54,8 @@ def test_a_longer_wait_or_a_longer_queue_is_slower():
 
 
 # Of copies of as many bytes, by kernel. Tiles of few megabytes end with a part of a
-# wave; boxes of bytes gather one by one. Of large blocks, of which two are on their way,
-# the model knows no work of one that goes on beside its loads.
+# wave; boxes of bytes gather one by one. Of large blocks, two of which are on their
+# way, the model knows no work of one that goes on beside its loads.
 FLOORS = {"rows": 0.95, "tile": 0.85, "packed 16 256": 0.9, "packed 4 256": 0.95}
 FLOORS |= {"packed 2 256": 0.75, "packed 1 192": 0.55, "packed 1 512": 0.35}
 # Nor does it know of those whose runs begin anywhere, four of which share registers.
