@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.interpreters import mlir
-from jax.lax import GatherScatterMode, Precision
+from jax.lax import GatherScatterMode
 
 from jax_layout import _compat, choices, op, producers
 from jax_layout.convnet.general_dilated import recognise, turned
@@ -118,9 +118,6 @@ def method(kernel: op.Kernel) -> str:
 # --- convolutions
 
 _CONVOLUTIONS = {"y": "conv", "x": "conv_input_grad", "w": "conv_weight_grad"}
-# Where nothing is asked for, plain sums, as exact as jax's: no Winograd, whose products
-# are of sums.
-_PLAIN_SUMS = (Precision.HIGHEST, Precision.HIGHEST)
 
 
 def convolution(
@@ -166,7 +163,7 @@ def convolution(
         turned_ctx = ctx
     options = {
         "conv": conv,
-        "precision": precision if isinstance(precision, tuple) else _PLAIN_SUMS,
+        "precision": precision,
         "dtype": np.dtype(out.dtype),
         "out_sharding": None,
     }

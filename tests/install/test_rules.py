@@ -87,20 +87,15 @@ def test_convolutions_and_their_gradients(name, dtype):
     assert ours(record, "conv_general_dilated") == 3
 
 
-def test_convolutions_are_plain_sums():
-    x, w = array(1, 16, 12, 16), array(3, 3, 16, 32)
-    numbers = ("NHWC", "HWIO", "NHWC")
-    *_, hlo = both(lambda x, w: convolve(x, w, dimension_numbers=numbers), x, w)
-    assert "winograd = false" in hlo
-    assert "winograd = true" not in hlo
-
-
-def test_convolutions_are_filtered_where_a_program_may_be_less_exact():
-    x, w = array(1, 16, 12, 16), array(3, 3, 16, 32)
-    numbers = ("NHWC", "HWIO", "NHWC")
-    with jax.default_matmul_precision("default"):
-        *_, hlo = both(lambda x, w: convolve(x, w, dimension_numbers=numbers), x, w)
-    assert "winograd = true" in hlo
+@pytest.mark.parametrize("precision", [None, "default", "highest"])
+def test_only_the_highest_precision_asks_for_plain_sums(precision):
+    x, w = array(1, 16, 12, 32), array(3, 3, 32, 32)
+    options = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "precision": precision}
+    *_, hlo = both(lambda x, w: convolve(x, w, **options), x, w)
+    assert ("winograd = true" in hlo) == (precision != "highest")
+    with jax.default_matmul_precision("highest"):
+        *_, hlo = both(lambda x, w: convolve(x, w, **options), x, w)
+    assert ("winograd = true" in hlo) == (precision == "default")
 
 
 def test_the_result_has_the_type_that_was_preferred():
