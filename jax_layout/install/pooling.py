@@ -44,6 +44,8 @@ def reduce_window(operator: str) -> Rule:
     ) -> Sequence[Any] | None:
         (aval,), (out,) = ctx.avals_in, ctx.avals_out
         given, spread = aval, [int(n) for n in base_dilation]
+        if operator != "sum" and any(n > 1 for n in spread):
+            return None  # what lies between is no zero
         if operator == "sum" and (pad := producers.padded(x)):
             # The gradient of a sum with strides, which jax pads between its elements.
             x, low, high, between = pad

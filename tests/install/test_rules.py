@@ -458,6 +458,26 @@ def test_windows_and_their_gradients(name, operator, dtype):
         assert "select-and-scatter" not in hlo
 
 
+@pytest.mark.parametrize("operator", UNITS)
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("between", [1, 3])
+def test_windows_of_dilated_arrays(operator, dilation, between):
+    unit, combine = UNITS[operator]
+    x = array(2, 8, 9, 3)
+    expected, found, record, _ = both(
+        lambda x: lax.reduce_window(
+            x, np.float32(unit), combine, (1, 2, 3, 1), (1, 1, 1, 1),
+            [(0, 0), (1, 0), (2, 3), (0, 0)], base_dilation=(1, between, between, 1),
+            window_dilation=(1, dilation, dilation, 1),
+        ), x
+    )  # fmt: skip
+    assert np.array_equal(np.isinf(found), np.isinf(expected))
+    of = np.isfinite(expected)
+    assert_close(np.asarray(found)[of], np.asarray(expected)[of])
+    row = record[f"reduce_window_{operator}"]
+    assert row["ours"] == (operator == "sum" or between == 1)
+
+
 def test_windows_of_16_bits_are_added_in_32():
     x = jnp.full((1, 256, 256, 1), 1.01, jnp.bfloat16)
     zero, ones = np.zeros((), x.dtype)[()], (1, 1, 1, 1)
