@@ -464,7 +464,7 @@ def _runs(native: Any) -> dict[str, str]:
     for name in ("depthwise", "grouped", "winograd"):
         runs[f"{name} convolutions"] = kernels[name] or libraries.get("oneDNN", "")
     runs["other convolutions"] = libraries.get("oneDNN", "")
-    runs |= {name: kernels[name] for name in ("index", "moments", "geam")}
+    runs |= {name: kernels[name] for name in ("index", "moments", "pool", "geam")}
     return {name: what or "plain jax.lax" for name, what in runs.items()}
 
 

@@ -15,13 +15,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_layout.convnet.windows import (
-    Window,
-    counts,
-    max_along,
-    max_and_place,
-    sum_along,
-)
+from jax_layout.convnet.pool_kernel import pool
+from jax_layout.convnet.windows import Window, counts, max_and_place
 from jax_layout.formats.memory_format import convert
 from jax_layout.formats.physical import array, flags, floating, sizes, whole, wide
 from jax_layout.formats.tags import formatted, store, stored
@@ -97,17 +92,15 @@ def max_pool(
     physical, format = whole(x, dims)
     axes = [format.axes(dim)[0] for dim in dims]
     # The last axis first: of equal elements the first in row-major order is chosen.
-    backwards = list(zip(axes, windows, strict=True))[::-1]
+    axes, windows = axes[::-1], windows[::-1]
     if not return_indices:
-        for axis, window in backwards:
-            physical = max_along(physical, axis, window)
-        return store(physical, format)
+        return store(pool(physical, "max", axes, windows), format)
     place = jnp.zeros(physical.shape, np.int32)
     step = 1
-    for axis, window in backwards:
+    for axis, window in zip(axes, windows, strict=True):
         place += step * lax.broadcasted_iota(np.int32, physical.shape, axis)
         step *= window.extent
-    for axis, window in backwards:
+    for axis, window in zip(axes, windows, strict=True):
         physical, place = max_and_place(physical, place, axis, window)
     return store(physical, format), store(place, format)
 
@@ -229,19 +222,18 @@ def avg_pool(
     if divisor_override == 0:
         raise ValueError("avg_pool: divisor_override must not be 0.")
     physical, format = whole(x, dims)
-    total = physical.astype(wide(x.dtype))
-    for dim, window in zip(dims, windows, strict=True):
-        total = sum_along(total, format.axes(dim)[0], window)
+    axes = [format.axes(dim)[0] for dim in dims]
+    total = pool(physical, "sum", axes, windows)
     if divisor_override is not None:
         return store((total / divisor_override).astype(x.dtype), format)
     divisor = 1
-    for dim, window in zip(dims, windows, strict=True):
+    for axis, window in zip(axes, windows, strict=True):
         held = counts(window, count_include_pad)
         if (held == held[0]).all():
             divisor *= int(held[0])
         else:
             shape = [1] * physical.ndim
-            shape[format.axes(dim)[0]] = held.size
+            shape[axis] = held.size
             total = total / held.reshape(shape).astype(total.dtype)
     return store((total / divisor).astype(x.dtype), format)
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lowers windows that are summed up or searched, and the gradients of both.
 
-A window is taken one axis after the other, at a cost of k + k in place of k * k, and
-along an axis by slices that XLA adds up or compares elementwise, in any layout.
+Windows across channels that lie side by side are a kernel's. Others, and gradients,
+are taken one axis after the other, at a cost of k + k in place of k * k, and along an
+axis by slices that XLA adds up or compares elementwise, in any layout.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jax.interpreters import mlir
 from jax_layout import _compat, choices, producers
 from jax_layout.choices import Work
 from jax_layout.convnet import windows
+from jax_layout.convnet.pool_kernel import pool
 from jax_layout.convnet.windows import Window
 from jax_layout.formats.physical import wide
 from jax_layout.install.rules import Context, Program, Rule, array, stays_in_cache
@@ -73,7 +75,14 @@ def reduce_window(operator: str) -> Rule:
         if not _are_ours(kind, ctx, x, steps, *arrays):
             return None
 
+        axes = [axis for axis, *_ in steps]
+        is_pool = operator != "min" and not is_gradient
+        is_pool &= _side_by_side(x, aval) not in axes
+
         def run(y: Any) -> Any:
+            if is_pool:
+                along = [window for _, window, _ in steps]
+                return pool(y, operator, axes, along).astype(out.dtype)
             y = y.astype(wide(y.dtype))
             for axis, window, n in steps[:: -1 if is_gradient else 1]:
                 if n > 1:
@@ -153,9 +162,8 @@ def _are_ours(
     if all(window.size == 1 for _, window, _ in steps):
         return False  # a slice, which XLA makes as well
     axes = [axis for axis, *_ in steps]
-    order = producers.order_of([x])
-    last = {order[-1] if order else whole.ndim - 1}
-    if order is None:  # and any other, the channels' perhaps
+    last = {_side_by_side(x, whole)}
+    if producers.order_of([x]) is None:  # and any other, the channels' perhaps
         others = [axis for axis in range(whole.ndim) if axis not in axes]
         last |= {max(others, key=lambda axis: whole.shape[axis])} if others else set()
     # Of sums side by side XLA makes one kernel with what computes their elements.
@@ -165,6 +173,12 @@ def _are_ours(
         for axis in last
     )
     return all(choices.choose(each, passes=1 + beside) is not None for each in works)
+
+
+def _side_by_side(x: Any, aval: Any) -> int:
+    """The axis whose elements lie side by side in memory; the last if none is known."""
+    order = producers.order_of([x])
+    return order[-1] if order else aval.ndim - 1
 
 
 def work(

@@ -492,6 +492,7 @@ RULES: dict[str, Rule] = {
     "reduce_window_sum": per_axis(*_DILATED),
     "reduce_window_max": per_axis(*_DILATED),
     "reduce_window_min": per_axis(*_DILATED),
+    "pool": one_axis("axes"),
     "select_and_scatter_add": per_axis(*_WINDOW, operands=2),
     "select_and_gather_add": per_axis(*_DILATED, operands=2),
     "dynamic_slice": _dynamic,

@@ -197,6 +197,7 @@ void CheckSkinny();
 void CheckBlocked();
 void CheckFinish();
 void CheckMoments();
+void CheckPool();
 void CheckIndex();
 void CheckGeam();
 void CheckAttention();

@@ -21,7 +21,7 @@ EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 LEVELS = ("portable", "neon")
 CHECKS = (
     "permute depthwise grouped winograd matvec skinny blocked finish moments index "
-    "geam attention"
+    "geam attention pool"
 ).split()
 
 

@@ -25,6 +25,7 @@ int main(int count, char** arguments) {
       {"blocked", CheckBlocked}, {"finish", CheckFinish},
       {"moments", CheckMoments}, {"index", CheckIndex},
       {"geam", CheckGeam},       {"attention", CheckAttention},
+      {"pool", CheckPool},
   };
   const char* const level = Name(BestIsa());
   if (count < 3 || std::strcmp(level, arguments[1]) != 0) {

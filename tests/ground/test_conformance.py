@@ -37,6 +37,7 @@ from jax_layout.convnet.interpolate import _Resampling, resample_p
 from jax_layout.convnet.moments import centered_affine_p, centered_sums_p, moments_p
 from jax_layout.convnet.packed import conv_packed_p
 from jax_layout.convnet.passes import Convolution
+from jax_layout.convnet.pool_kernel import pool_p
 from jax_layout.convnet.windows import Window, disjoint_sum_p, pick_p, spread_p
 from jax_layout.formats.annotations import memory_format_p
 from jax_layout.formats.memory_format import MemoryFormat
@@ -203,6 +204,14 @@ EXAMPLES = {
             [(4, 6, 8), (6,), (6,), (6,)],
             [(4, 0, 8), (0,), (0,), (0,)],
         )
+    ],
+    "pool": [
+        Example(
+            partial(pool_p, kind=kind, axes=(2, 1), windows=(_WINDOW, _WINDOW)),
+            [(4, 7, 7, 32)],
+            [(0, 7, 7, 32)],
+        )
+        for kind in ("sum", "max")
     ],
     "pool_sum": [
         Example(

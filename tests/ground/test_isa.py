@@ -30,6 +30,7 @@ KERNELS = {
     "widened": ("portable", "avx2", "avx512"),
     "index": ("portable", "avx2"),
     "moments": ("portable", "avx2", "avx512"),
+    "pool": ("portable", "avx2", "avx512"),
     "geam": ("portable", "avx2"),
     "attention": ("avx2", "avx512", "avx512_bf16"),
 }
@@ -85,6 +86,7 @@ i8 = jnp.asarray(rng.integers(-128, 128, (128, 128)), jnp.int8)
 x3, image, wide = array(40, 30, 50), array(2, 32, 28, 28), array(2, 32, 28, 28)
 w, depthwise, grouped = array(32, 32, 3, 3), array(32, 1, 3, 3), array(32, 4, 3, 3)
 odd = array(48, 32, 2, 2)
+last = jl.with_memory_format(image, jl.MemoryFormat.named("NHWC"))
 square = array(600, 600)
 pixels = jnp.asarray(rng.integers(-128, 128, (2, 32, 28, 28)), jnp.int8)
 rows = jnp.asarray(rng.integers(-300, 300, 900), jnp.int32)
@@ -119,6 +121,8 @@ ours = jax.jit(lambda: {
     "segment_max": jl.segment_max(source, rows % 3, 3),
     "mean": moments(image, (0, 2, 3))[0],
     "variance": moments(image, (0, 2, 3))[1],
+    "maxima": jl.max_pool(last, 3, 2, 1),
+    "means": jl.avg_pool(last, 2),
     "geam": jl.geam(square, square, 2.0, -0.5, transpose_b=True),
     "geam_bf16": jl.geam(*low(square, square, jnp.bfloat16)),
     "attention": jl.dot_product_attention(q, k, v),
@@ -149,6 +153,9 @@ plain = {
     "segment_max": jax.ops.segment_max(source, rows % 3, 3),
     "mean": image.mean((0, 2, 3)),
     "variance": image.var((0, 2, 3)),
+    "maxima": jax.lax.reduce_window(image, -np.inf, jax.lax.max, (1, 1, 3, 3),
+                                    (1, 1, 2, 2), [(0, 0), (0, 0), (1, 1), (1, 1)]),
+    "means": image.reshape(2, 32, 14, 2, 14, 2).mean((3, 5)),
     "geam": 2 * square - 0.5 * square.T,
     "geam_bf16": 2 * square.astype(jnp.bfloat16),
     "attention": jax.nn.dot_product_attention(q, k, v),

@@ -526,7 +526,9 @@ def test_raw_gathers_count_from_the_start(mode, value):
 
 
 @pytest.mark.parametrize("mode", ["fill", "clip", "drop", None])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "int32", "uint8", "complex64"]
+)
 def test_rows_added(mode, dtype):
     x = jnp.asarray(np.arange(35).reshape(7, 5), dtype)
     rows = jnp.asarray(np.arange(50).reshape(2, 5, 5), dtype)
