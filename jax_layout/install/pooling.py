@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lowers windows that are summed up or searched, and the gradients of both.
 
-Windows across channels that lie side by side are a kernel's. Others, and gradients,
-are taken one axis after the other, at a cost of k + k in place of k * k, and along an
-axis by slices that XLA adds up or compares elementwise, in any layout.
+Windows that overlap, across channels that lie side by side, are a kernel's. Others, and
+gradients, are taken one axis after the other, at a cost of k + k in place of k * k, and
+along an axis by slices that XLA adds up or compares elementwise, in any layout.
 """
 
 from __future__ import annotations

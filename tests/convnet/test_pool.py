@@ -17,12 +17,12 @@ from jax_layout.convnet.windows import Window
 
 # Shape; axes; sizes, strides, dilations, low and high padding of their windows.
 CASES = {
-    "2x2": ((2, 16, 16, 32), (1, 2), (2, 2), (2, 2), (1, 1), (0, 0), (0, 0)),
+    "2x2": ((2, 16, 16, 32), (1, 2), (2, 2), (1, 1), (1, 1), (0, 0), (0, 0)),
     "3x3/2, padded": ((2, 17, 15, 24), (1, 2), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1)),
     "3x3/1": ((1, 14, 14, 40), (1, 2), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1)),
     "low alone": ((2, 13, 13, 19), (1, 2), (3, 2), (2, 3), (1, 1), (2, 0), (0, 0)),
     "dilated": ((2, 19, 17, 16), (1, 2), (3, 2), (1, 2), (2, 4), (2, 3), (1, 0)),
-    "7x7": ((2, 7, 7, 64), (1, 2), (7, 7), (7, 7), (1, 1), (0, 0), (0, 0)),
+    "7x7": ((2, 14, 14, 64), (1, 2), (7, 7), (6, 6), (1, 1), (1, 1), (0, 0)),
     "4x4 of many": ((1, 9, 9, 1111), (1, 2), (4, 4), (1, 1), (1, 1), (2, 2), (1, 1)),
     "wide": ((1, 3, 901, 10), (1, 2), (2, 3), (1, 2), (1, 1), (0, 1), (0, 1)),
     "columns": ((3, 400, 9), (1,), (5,), (3,), (1,), (2,), (2,)),
@@ -147,7 +147,7 @@ def test_operands_are_read_where_they_lie():
 
     operands = numbers((4, 16, 16, 16)), numbers((3, 3, 16, 32))
     ours = jax.jit(functools.partial(f, pooled(case, "max")))
-    layout = r"f32\[8,8,4,32\]\{3,1,0,2\} custom-call\(%conv"
+    layout = r"f32\[15,15,4,32\]\{3,1,0,2\} custom-call\(%conv"
     assert re.search(layout, compiled(ours, *operands))
     expected = f(functools.partial(plainly, case=case, kind="max"), *operands)
     np.testing.assert_allclose(ours(*operands), expected, atol=1e-5)
@@ -170,8 +170,13 @@ def test_what_is_left_to_xla(shape, axes, why):
     np.testing.assert_array_equal(f(x), plainly(x, case, "max"))
 
 
-def test_windows_that_overlap_much():
-    case = ((2, 17, 19, 32), (1, 2), (5, 5), (1, 1), (1, 1), (2, 2), (2, 2))
+@pytest.mark.parametrize(
+    "sizes, strides, pads",
+    [((5, 5), (1, 1), (2, 2)), ((2, 2), (2, 2), (0, 0))],
+    ids=["overlapping much", "side by side"],
+)
+def test_windows_that_are_left_to_xla(sizes, strides, pads):
+    case = ((2, 17, 19, 32), (1, 2), sizes, strides, (1, 1), pads, pads)
     x = numbers(case[0])
     f = jax.jit(pooled(case, "max"))
     assert kernels(compiled(f, x)) == 0
