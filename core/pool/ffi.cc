@@ -2,7 +2,7 @@
 //
 // The FFI target "jax_layout_pool", on CPUs.
 //
-//   operand  x, of a floating dtype
+//   operand  x: float32, float64 or bfloat16
 //   result   the reduced windows; sums are float64 for float64, else float32
 //
 //   kind     int64: 0 sums, 1 maxima
@@ -24,8 +24,7 @@ struct FfiType {
 };
 constexpr FfiType kTypes[] = {{ffi::F32, ffi::F32, DType::kF32},
                               {ffi::F64, ffi::F64, DType::kF64},
-                              {ffi::BF16, ffi::F32, DType::kBF16},
-                              {ffi::F16, ffi::F32, DType::kF16}};
+                              {ffi::BF16, ffi::F32, DType::kBF16}};
 
 Status Plan(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, int64_t kind,
             ffi::Span<const int64_t> shape, ffi::Span<const int64_t> windows,
@@ -54,7 +53,8 @@ Status Plan(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, int64_t kind,
       static_cast<int64_t>(x.element_count()) != before ||
       static_cast<int64_t>(y.element_count()) != after) {
     return Status::Error(
-        "pool: x must be of a floating dtype, and arrays have the shape's and "
+        "pool: x must be float32, float64 or bfloat16, and arrays have the "
+        "shape's and "
         "the windows' elements.");
   }
   return Status::Ok();

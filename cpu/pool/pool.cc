@@ -39,13 +39,6 @@ struct Bf16 {
   static JAX_LAYOUT_INLINE Wide Load(Stored v) { return FloatOfBf16(v); }
   static JAX_LAYOUT_INLINE Stored Store(Wide v) { return Bf16OfFloat(v); }
 };
-struct F16 {
-  using Stored = uint16_t;
-  using Wide = float;
-  static JAX_LAYOUT_INLINE Wide Load(Stored v) { return FloatOfF16(v); }
-  static JAX_LAYOUT_INLINE Stored Store(Wide v) { return F16OfFloat(v); }
-};
-
 struct Sum {
   template <typename T>
   static constexpr T kStart = 0;
@@ -217,7 +210,7 @@ constexpr std::array<std::array<Function, 2>, sizeof...(T)> kTypes = {
     kKinds<isa, T>...};
 template <Isa isa>
 constexpr const auto* kFunctions =
-    kTypes<isa, Plain<float>, Plain<double>, Bf16, F16>.data();
+    kTypes<isa, Plain<float>, Plain<double>, Bf16>.data();
 
 const Kernels<const std::array<Function, 2>*> kKernels(
     "pool", {
@@ -240,11 +233,8 @@ Status FunctionOf(const PoolProblem& p, Function* function) {
     case DType::kBF16:
       *function = functions[2][kind];
       return Status::Ok();
-    case DType::kF16:
-      *function = functions[3][kind];
-      return Status::Ok();
     default:
-      return Status::Error("pool: x must be of a floating dtype.");
+      return Status::Error("pool: x must be float32, float64 or bfloat16.");
   }
 }
 

@@ -18,7 +18,7 @@ from jax_layout.op import Kernel, Op, define, jvp_of
 from jax_layout.plain import lax
 
 _OPERATORS = {"sum": lax.add, "max": lax.max}
-_DTYPES = ("float32", "float64", "bfloat16", "float16")
+_DTYPES = ("float32", "float64", "bfloat16")
 # Elements side by side are reduced as vectors; few make short ones.
 _MIN_INNER = 8
 # What XLA does within one of its own loops, before a call has begun.

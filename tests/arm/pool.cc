@@ -75,7 +75,7 @@ Windows Some(int64_t extent) {
 }  // namespace
 
 void CheckPool() {
-  for (DType type : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
+  for (DType type : {DType::kF32, DType::kF64, DType::kBF16}) {
     for (PoolKind kind : {PoolKind::kSum, PoolKind::kMax}) {
       for (int i = 0; i < 20; ++i) {
         const int64_t inner = random.Of<int64_t>({1, 3, 8, 16, 33, 300});

@@ -88,7 +88,7 @@ def pooled(case, kind):
 def test_pool(case, kind, dtype):
     x = numbers(case[0], dtype)
     f = jax.jit(pooled(case, kind))
-    assert kernels(compiled(f, x)) == 1
+    assert kernels(compiled(f, x)) == (dtype != "float16")
     y = f(x)
     wide = "float64" if dtype == "float64" else "float32"
     expected = plainly(x.astype(wide), case, kind)
