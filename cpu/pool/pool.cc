@@ -20,10 +20,9 @@
 namespace jax_layout {
 namespace {
 
-constexpr int64_t kRow = 4096;   // elements of the row that stays in the cache
-constexpr int64_t kChunk = 256;  // of those that are reduced at a time
-constexpr int64_t kMostTaps = 64;  // rows whose addresses are kept
-constexpr int64_t kTaskElements = 16 << 10;
+constexpr int64_t kChunk = 256;    // channels that are reduced at a time
+constexpr int64_t kMostTaps = 64;  // elements of a window
+constexpr int64_t kTaskElements = 64 << 10;
 
 // An element in memory, and where it is reduced.
 template <typename T>
@@ -39,6 +38,7 @@ struct Bf16 {
   static JAX_LAYOUT_INLINE Wide Load(Stored v) { return FloatOfBf16(v); }
   static JAX_LAYOUT_INLINE Stored Store(Wide v) { return Bf16OfFloat(v); }
 };
+
 struct Sum {
   template <typename T>
   static constexpr T kStart = 0;
@@ -200,7 +200,7 @@ JAX_LAYOUT_INLINE void PoolPart(const PoolProblem& p, const Part& part,
 }
 
 using Function = decltype(&PoolPart<Sum, Bf16, Plain<float>>);
-// Of each kind for a type, and for all types, as Dispatch() numbers them.
+// Of each kind for a type, and for all types, as FunctionOf() numbers them.
 template <Isa isa, typename T>
 constexpr std::array<Function, 2> kKinds = {
     kCompiled<isa, PoolPart<Sum, T, Plain<typename T::Wide>>>,
