@@ -12,21 +12,13 @@
 //
 //   shape  int64[5], of x: sums are over axes 1 and 3. Results and center have
 //          what is left of it; they are float64 for float64, else float32.
+#include "core/float_types.h"
 #include "core/registry.h"
 #include "moments/moments.h"  // the backend's
 #include "platform.h"         // the backend's
 
 namespace jax_layout {
 namespace {
-
-struct FfiType {
-  ffi::DataType ffi_type, sum;
-  DType type;
-};
-constexpr FfiType kTypes[] = {{ffi::F32, ffi::F32, DType::kF32},
-                              {ffi::F64, ffi::F64, DType::kF64},
-                              {ffi::BF16, ffi::F32, DType::kBF16},
-                              {ffi::F16, ffi::F32, DType::kF16}};
 
 Status Plan(const ffi::AnyBuffer& x, const ffi::AnyBuffer& first,
             const ffi::AnyBuffer& second, ffi::Span<const int64_t> shape,
@@ -41,7 +33,7 @@ Status Plan(const ffi::AnyBuffer& x, const ffi::AnyBuffer& first,
   const int64_t kept = shape[0] * shape[2] * shape[4];
   const int64_t elements = static_cast<int64_t>(x.element_count());
   bool known = false;
-  for (const FfiType& t : kTypes) {
+  for (const FloatType& t : kFloatTypes) {
     if (x.element_type() != t.ffi_type) continue;
     problem->type = t.type;
     known = first.element_type() == t.sum && second.element_type() == t.sum;

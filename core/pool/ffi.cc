@@ -11,20 +11,13 @@
 //   of
 //            x and of the result, then of windows size, stride and dilation,
 //            and how far the first begins before x
+#include "core/float_types.h"
 #include "core/registry.h"
 #include "platform.h"   // the backend's
 #include "pool/pool.h"  // the backend's
 
 namespace jax_layout {
 namespace {
-
-struct FfiType {
-  ffi::DataType ffi_type, sum;
-  DType type;
-};
-constexpr FfiType kTypes[] = {{ffi::F32, ffi::F32, DType::kF32},
-                              {ffi::F64, ffi::F64, DType::kF64},
-                              {ffi::BF16, ffi::F32, DType::kBF16}};
 
 Status Plan(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, int64_t kind,
             ffi::Span<const int64_t> shape, ffi::Span<const int64_t> windows,
@@ -44,7 +37,7 @@ Status Plan(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, int64_t kind,
       return Status::Error("pool: sizes, strides and dilations are from 1 on.");
   }
   bool known = false;
-  for (const FfiType& t : kTypes) {
+  for (const FloatType& t : kFloatTypes) {
     if (x.element_type() != t.ffi_type) continue;
     problem->type = t.type;
     known = y.element_type() == (kind == 0 ? t.sum : t.ffi_type);

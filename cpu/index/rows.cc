@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cpu/clones.h"
+#include "cpu/elements.h"
 
 // The loops below are compiled for what memory needs; more is not faster.
 
@@ -31,27 +32,6 @@ JAX_LAYOUT_INLINE bool Resolve(const void* indices, int64_t n, int64_t extent,
   }
   return all >= 0;
 }
-
-// An element in memory, and in the sum.
-template <typename T>
-struct Plain {
-  using Stored = T;
-  using Sum = T;
-  static Sum Load(Stored v) { return v; }
-  static Stored Store(Sum v) { return v; }
-};
-struct Bf16 {
-  using Stored = uint16_t;
-  using Sum = float;
-  static Sum Load(Stored v) { return FloatOfBf16(v); }
-  static Stored Store(Sum v) { return Bf16OfFloat(v); }
-};
-struct F16 {
-  using Stored = uint16_t;
-  using Sum = float;
-  static Sum Load(Stored v) { return FloatOfF16(v); }
-  static Stored Store(Sum v) { return F16OfFloat(v); }
-};
 
 template <Reduction reduction, typename T>
 constexpr T Nothing() {

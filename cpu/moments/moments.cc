@@ -15,8 +15,8 @@
 #include <type_traits>
 
 #include "core/arithmetic.h"
-#include "core/float16.h"
 #include "cpu/clones.h"
+#include "cpu/elements.h"
 
 namespace jax_layout {
 namespace {
@@ -28,24 +28,6 @@ constexpr int64_t kRuns = 64;         // of a block
 // no further away than a block is from those before it.
 constexpr int64_t kHead = 64, kHeadShare = 16;
 constexpr int64_t kTaskElements = 32 << 10;
-
-// An element in memory, and in sums.
-template <typename T>
-struct Plain {
-  using Stored = T;
-  using Sum = T;
-  static JAX_LAYOUT_INLINE Sum Load(Stored v) { return v; }
-};
-struct Bf16 {
-  using Stored = uint16_t;
-  using Sum = float;
-  static JAX_LAYOUT_INLINE Sum Load(Stored v) { return FloatOfBf16(v); }
-};
-struct F16 {
-  using Stored = uint16_t;
-  using Sum = float;
-  static JAX_LAYOUT_INLINE Sum Load(Stored v) { return FloatOfF16(v); }
-};
 
 // Elements that lie side by side: rows of l of them.
 struct Run {

@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "core/arithmetic.h"
-#include "core/float16.h"
 #include "cpu/clones.h"
+#include "cpu/elements.h"
 
 namespace jax_layout {
 namespace {
@@ -23,21 +23,6 @@ namespace {
 constexpr int64_t kChunk = 256;    // channels that are reduced at a time
 constexpr int64_t kMostTaps = 64;  // elements of a window
 constexpr int64_t kTaskElements = 64 << 10;
-
-// An element in memory, and where it is reduced.
-template <typename T>
-struct Plain {
-  using Stored = T;
-  using Wide = T;
-  static JAX_LAYOUT_INLINE Wide Load(Stored v) { return v; }
-  static JAX_LAYOUT_INLINE Stored Store(Wide v) { return v; }
-};
-struct Bf16 {
-  using Stored = uint16_t;
-  using Wide = float;
-  static JAX_LAYOUT_INLINE Wide Load(Stored v) { return FloatOfBf16(v); }
-  static JAX_LAYOUT_INLINE Stored Store(Wide v) { return Bf16OfFloat(v); }
-};
 
 struct Sum {
   template <typename T>
@@ -100,7 +85,7 @@ JAX_LAYOUT_INLINE void ReduceMany(const typename From::Stored* const* rows,
                                   int64_t count, int64_t n,
                                   const Repeat& repeat,
                                   typename To::Stored* y) {
-  using Wide = typename From::Wide;
+  using Wide = typename From::Sum;
   alignas(64) Wide sum[kChunk];
   for (int64_t r = 0; r < repeat.times; ++r) {
     for (int64_t j = 0; j < n; j += kChunk) {
@@ -203,7 +188,7 @@ using Function = decltype(&PoolPart<Sum, Bf16, Plain<float>>);
 // Of each kind for a type, and for all types, as FunctionOf() numbers them.
 template <Isa isa, typename T>
 constexpr std::array<Function, 2> kKinds = {
-    kCompiled<isa, PoolPart<Sum, T, Plain<typename T::Wide>>>,
+    kCompiled<isa, PoolPart<Sum, T, Plain<typename T::Sum>>>,
     kCompiled<isa, PoolPart<Max, T, T>>};
 template <Isa isa, typename... T>
 constexpr std::array<std::array<Function, 2>, sizeof...(T)> kTypes = {

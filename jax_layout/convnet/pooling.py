@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pooling in one, two or three dimensions, in the memory format of the input.
 
-Windows that overlap are a kernel's (pool_kernel.py). Elsewhere a window's maximum is the
-maximum of its rows' maxima, and a sum goes the same way: one spatial axis after the
+Windows that overlap are a kernel's (pool_kernel.py). Elsewhere a window's maximum is
+the maximum of its rows' maxima, and a sum goes the same way: one spatial axis after the
 other, at a cost of k + k instead of k * k.
 """
 
