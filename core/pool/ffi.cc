@@ -47,8 +47,7 @@ Status Plan(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, int64_t kind,
       static_cast<int64_t>(y.element_count()) != after) {
     return Status::Error(
         "pool: x must be float32, float64 or bfloat16, and arrays have the "
-        "shape's and "
-        "the windows' elements.");
+        "shape's and the windows' elements.");
   }
   return Status::Ok();
 }

@@ -72,17 +72,18 @@ def reduce_window(operator: str) -> Rule:
             f"{operator}, gradient" if is_gradient else operator.replace("min", "max")
         )
         arrays = (out, given) if is_gradient else (given, out)
-        if not _are_ours(kind, ctx, x, steps, *arrays):
+        order = producers.order_of([x])
+        if not _are_ours(kind, ctx, order, steps, *arrays):
             return None
 
         axes = [axis for axis, *_ in steps]
         is_pool = operator != "min" and not is_gradient
-        is_pool &= _side_by_side(x, aval) not in axes
+        is_pool &= _side_by_side(order, aval) not in axes
 
         def run(y: Any) -> Any:
             if is_pool:
-                along = [window for _, window, _ in steps]
-                return pool(y, operator, axes, along).astype(out.dtype)
+                each = [window for _, window, _ in steps]
+                return pool(y, operator, axes, each).astype(out.dtype)
             y = y.astype(wide(y.dtype))
             for axis, window, n in steps[:: -1 if is_gradient else 1]:
                 if n > 1:
@@ -119,7 +120,8 @@ def select_and_scatter_add(
                 ones, padding)  # fmt: skip
     steps = [(axis, window, 1) for axis, window in enumerate(along)
              if not _is_whole(window, 1)]  # fmt: skip
-    if not _are_ours("max, gradient", ctx, x, steps, aval, given):
+    order = producers.order_of([x])
+    if not _are_ours("max, gradient", ctx, order, steps, aval, given):
         return None
 
     def run(ct: Any, y: Any) -> Any:
@@ -149,7 +151,12 @@ def _is_whole(window: Window, spread: int) -> bool:
 
 
 def _are_ours(
-    kind: str, ctx: Context, x: Any, steps: Sequence[Any], whole: Any, pooled: Any
+    kind: str,
+    ctx: Context,
+    order: tuple[int, ...] | None,
+    steps: Sequence[Any],
+    whole: Any,
+    pooled: Any,
 ) -> bool:
     """Whether a table says so; of both orders, where that in memory is not known."""
     if _compat.partitioning(ctx) != "none" or stays_in_cache(ctx):
@@ -162,8 +169,8 @@ def _are_ours(
     if all(window.size == 1 for _, window, _ in steps):
         return False  # a slice, which XLA makes as well
     axes = [axis for axis, *_ in steps]
-    last = {_side_by_side(x, whole)}
-    if producers.order_of([x]) is None:  # and any other, the channels' perhaps
+    last = {_side_by_side(order, whole)}
+    if order is None:  # and any other, the channels' perhaps
         others = [axis for axis in range(whole.ndim) if axis not in axes]
         last |= {max(others, key=lambda axis: whole.shape[axis])} if others else set()
     # Of sums side by side XLA makes one kernel with what computes their elements.
@@ -175,9 +182,8 @@ def _are_ours(
     return all(choices.choose(each, passes=1 + beside) is not None for each in works)
 
 
-def _side_by_side(x: Any, aval: Any) -> int:
+def _side_by_side(order: tuple[int, ...] | None, aval: Any) -> int:
     """The axis whose elements lie side by side in memory; the last if none is known."""
-    order = producers.order_of([x])
     return order[-1] if order else aval.ndim - 1
 
 
