@@ -370,11 +370,16 @@ def test_streamed(amx, m, ta):
     amx(m=m, n=260, k=70, ta=ta, loops=((3, m * 70, 70 * 260, m * 260),))
 
 
-@pytest.mark.parametrize("method", ["amx", *BLOCKED])
-@pytest.mark.parametrize("form", ["streamed", "blocks"])
-def test_threads_do_not_change_results(library, form, method):
+@pytest.mark.parametrize(
+    "method, m, n, k",
+    [
+        *[(method, 9, 3000, 200) for method in ("amx", *BLOCKED)],
+        *[(method, 70, 700, 700) for method in ("amx", *BLOCKED)],
+        *[(method, 1, 1500, 1600) for method in MATVEC],  # k is cut
+    ],
+)
+def test_threads_do_not_change_results(library, method, m, n, k):
     need(library, method)
-    m, n, k = {"streamed": (9, 3000, 200), "blocks": (70, 700, 700)}[form]
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(shape).astype(BF16) for shape in ((m, k), (k, n)))
     results = []

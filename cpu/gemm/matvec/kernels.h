@@ -11,8 +11,9 @@
 
 namespace jax_layout {
 
-// Results of a block at most: their sums stay in L1.
-constexpr int64_t kMatvecCount = 4096;
+// Results of a block at most: their sums stay in L1. Rows of results are read
+// so many at a time.
+constexpr int64_t kMatvecCount = 4096, kMatvecRows = 8;
 
 // `count` results, each the sum over k of matrix[i, k] * x[k].
 struct MatvecBlock {
@@ -24,6 +25,10 @@ struct MatvecBlock {
   int64_t x_stride;
   int64_t count, k;
   float* scratch;  // k elements
+  // Where k is cut: the sums of a part are left here, MatvecPart(count) of
+  // them; or, with num_parts, those of all parts are added up and finished.
+  float* part;
+  int64_t num_parts;
   int64_t y_stride;
   bool one_column;  // y is a column: all results have the same bias
   GemmEpilogue epilogue;
@@ -37,6 +42,9 @@ MatvecFunction MatvecNeon;
 #endif
 
 namespace {
+
+// Whole vectors are written.
+constexpr int64_t MatvecPart(int64_t count) { return (count + 63) / 64 * 64; }
 
 // Asks for kCount elements, whole lines of the row `ld` further on, which is
 // needed once this row is done: far enough ahead for memory, and right for
@@ -97,8 +105,9 @@ void Dot(const MatvecBlock& b, const float* x, float* z) {
 }
 
 // Rows that are contiguous along the results, kRows at a time: they share the
-// loads and stores of the sums.
-template <class V, class T, int kRows>
+// loads and stores of the sums. Short pieces of rows are asked for; whole pages
+// the processor finds itself.
+template <class V, class T, int kRows, bool kAsk>
 JAX_LAYOUT_INLINE void AddRows(const T* row, int64_t ld, const float* x,
                                int64_t count, float* z) {
   using Reg = typename V::Reg;
@@ -112,7 +121,7 @@ JAX_LAYOUT_INLINE void AddRows(const T* row, int64_t ld, const float* x,
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const T* p = row + r * ld + j;
-      PrefetchRow<T, 2 * kLanes>(p, kRows * ld);
+      if constexpr (kAsk) PrefetchRow<T, 2 * kLanes>(p, kRows * ld);
       sum0 = sum0 + factor[r] * V::Load(p);
       sum1 = sum1 + factor[r] * V::Load(p + kLanes);
     }
@@ -134,13 +143,33 @@ template <class V, class T>
 void Add(const MatvecBlock& b, const float* x, float* z) {
   for (int64_t j = 0; j < b.count; j += V::kLanes) V::Store(z + j, V::Zero());
   const T* row = reinterpret_cast<const T*>(b.matrix);
-  constexpr int kRows = 8;
+  constexpr int kRows = kMatvecRows;
+  constexpr int64_t kPage = 4096;
   int64_t i = 0;
-  for (; i + kRows <= b.k; i += kRows) {
-    AddRows<V, T, kRows>(row + i * b.ld, b.ld, x + i, b.count, z);
+  auto rows = [&]<bool kAsk>() {
+    for (; i + kRows <= b.k; i += kRows) {
+      AddRows<V, T, kRows, kAsk>(row + i * b.ld, b.ld, x + i, b.count, z);
+    }
+  };
+  if (b.count * static_cast<int64_t>(sizeof(T)) < kPage) {
+    rows.template operator()<true>();
+  } else {
+    rows.template operator()<false>();
   }
   for (; i < b.k; ++i) {
-    AddRows<V, T, 1>(row + i * b.ld, b.ld, x + i, b.count, z);
+    AddRows<V, T, 1, false>(row + i * b.ld, b.ld, x + i, b.count, z);
+  }
+}
+
+template <class V>
+void AddParts(const MatvecBlock& b, float* z) {
+  const int64_t distance = MatvecPart(b.count);
+  for (int64_t j = 0; j < b.count; j += V::kLanes) {
+    typename V::Reg sum = V::Load(b.part + j);
+    for (int64_t i = 1; i < b.num_parts; ++i) {
+      sum = sum + V::Load(b.part + i * distance + j);
+    }
+    V::Store(z + j, sum);
   }
 }
 
@@ -163,14 +192,18 @@ void Multiply(const MatvecBlock& b, float* z) {
 template <class V>
 void Matvec(const MatvecBlock& b) {
   // Whole vectors of it are written.
-  alignas(64) float z[kMatvecCount];
-  if (b.operands == DType::kBF16) {
+  alignas(64) float sums[kMatvecCount];
+  float* const z = b.part != nullptr && b.num_parts == 0 ? b.part : sums;
+  if (b.num_parts > 0) {
+    AddParts<V>(b, z);
+  } else if (b.operands == DType::kBF16) {
     Multiply<V, BF16>(b, z);
   } else if (b.operands == DType::kF16) {
     Multiply<V, F16>(b, z);
   } else {
     Multiply<V, float>(b, z);
   }
+  if (z == b.part) return;
   const bool apart =
       b.y_stride != 1 || (b.one_column && b.epilogue.bias != nullptr);
   auto finish = [&]<class T, Activation kActivation, Activation kDerivative>() {

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From a problem with a vector in it to blocks of results, one per task.
+// From a problem with a vector in it to blocks of results, or parts of their
+// sums, one per task.
 #include "cpu/gemm/matvec/matvec.h"
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "core/arithmetic.h"
 #include "cpu/gemm/matvec/kernels.h"
+#include "cpu/scratch.h"
 
 namespace jax_layout {
 namespace {
@@ -15,8 +18,32 @@ namespace {
 // Bytes of the matrix worth a task; a block of results ends lines of y.
 constexpr int64_t kTaskBytes = 1 << 20;
 constexpr int64_t kLine = 32;
+constexpr int64_t kLeastParts = 4, kMostParts = 32;
 
-int64_t Itemsize(DType type) { return type == DType::kF32 ? 4 : 2; }
+// Blocks of results, or parts of the k of a single block.
+struct Cut {
+  int64_t block, blocks;
+  int64_t depth, parts;
+};
+
+// A matrix whose rows hold results is read a few whole rows at a time, so that
+// a task is one sweep over memory. How, and so in which order all is added up,
+// does not depend on the number of threads.
+Cut CutInto(const MatvecBlock& all, int64_t count, int64_t steps, int64_t in,
+            int num_threads) {
+  const int64_t parts = std::min(count * all.k * in / kTaskBytes, kMostParts);
+  if (!all.along && steps == 1 && count <= kMatvecCount &&
+      parts >= kLeastParts) {
+    const int64_t depth = RoundUp(CeilDiv(all.k, parts), kMatvecRows);
+    return {count, 1, depth, CeilDiv(all.k, depth)};
+  }
+  const int64_t row_bytes = std::max<int64_t>(1, all.k * in);
+  const int64_t even = CeilDiv(count, num_threads);
+  const int64_t wanted = all.along ? kTaskBytes / row_bytes : kMatvecCount;
+  const int64_t least = std::max(std::min(even, wanted), kLine);
+  const int64_t block = std::min(RoundUp(least, kLine), kMatvecCount);
+  return {block, CeilDiv(count, block), all.k, 1};
+}
 
 const Kernels<MatvecFunction*> kKernels("matrix-vector",
                                         {
@@ -58,8 +85,8 @@ Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
 
   const GemmMatrix& vector = one_row ? plan.a : plan.b;
   const GemmMatrix& matrix = one_row ? plan.b : plan.a;
-  const int64_t in = Itemsize(problem.operands);
-  const int64_t out = Itemsize(problem.result);
+  const int64_t in = ItemSize(problem.operands);
+  const int64_t out = ItemSize(problem.result);
   MatvecBlock all = {};
   all.operands = problem.operands;
   // Without alpha the operands are not read.
@@ -78,22 +105,25 @@ Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
   e.derivative = problem.derivative;
   e.write_aux = problem.aux;
 
-  const int64_t row_bytes = std::max<int64_t>(1, all.k * in);
-  const int64_t even = CeilDiv(count, executor.num_threads());
-  // Rows of results are read a piece at a time: the longer, the fewer pages.
-  const int64_t wanted = all.along ? kTaskBytes / row_bytes : kMatvecCount;
-  int64_t block = std::max(std::min(even, wanted), kLine);
-  block = std::min(CeilDiv(block, kLine) * kLine, kMatvecCount);
-  const int64_t blocks = CeilDiv(count, block);
-  const int64_t together = std::max<int64_t>(
-      1, kTaskBytes / 4 / (row_bytes * std::min(block, count)));
+  const Cut cut = CutInto(all, count, steps, in, executor.num_threads());
+  const int64_t part_bytes =
+      std::max<int64_t>(1, cut.depth * in) * std::min(cut.block, count);
+  const int64_t together = std::max<int64_t>(1, kTaskBytes / 4 / part_bytes);
+  float* parts = nullptr;
+  std::atomic<int64_t> done = 0;
+  if (cut.parts > 1) {
+    thread_local Scratch memory;  // kept from call to call
+    parts = reinterpret_cast<float*>(
+        memory.Reserve(cut.parts * MatvecPart(count) * sizeof(float)));
+    if (parts == nullptr) return Status::Error("gemm: out of memory.");
+  }
 
-  auto run = [&](int64_t unit, float* scratch) {
-    const auto [a, b, y] = plan.At(unit / blocks);
-    const int64_t i = unit % blocks * block;
+  auto run = [&](int64_t unit, int64_t part, float* scratch) {
+    const auto [a, b, y] = plan.At(unit / cut.blocks);
+    const int64_t i = unit % cut.blocks * cut.block;
     MatvecBlock here = all;
     here.scratch = scratch;
-    here.count = std::min(block, count - i);
+    here.count = std::min(cut.block, count - i);
     const char* const operands[] = {
         static_cast<const char*>(buffers.a) + a * in,
         static_cast<const char*>(buffers.b) + b * in};
@@ -109,16 +139,30 @@ Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
       here.epilogue.bias =
           static_cast<const char*>(buffers.bias) + (one_row ? i * out : 0);
     }
+    if (parts == nullptr) return function(here);
+    const int64_t first = part * cut.depth;
+    here.k = std::min(cut.depth, all.k - first);
+    here.x += first * here.x_stride * in;
+    here.matrix += first * here.ld * in;
+    here.part = parts + part * MatvecPart(count);
+    function(here);
+    if (done.fetch_add(1) + 1 < cut.parts) return;
+    here.part = parts;
+    here.num_parts = cut.parts;
     function(here);
   };
 
-  const int64_t units = steps * blocks;
-  executor.ParallelFor(CeilDiv(units, together), [&](int64_t task) {
+  const int64_t units = steps * cut.blocks;
+  const int64_t tasks = CeilDiv(units, together);
+  executor.ParallelFor(std::max(tasks, cut.parts), [&](int64_t task) {
     thread_local std::vector<float> scratch;
-    if (static_cast<int64_t>(scratch.size()) < all.k) scratch.resize(all.k);
+    if (static_cast<int64_t>(scratch.size()) < cut.depth) {
+      scratch.resize(cut.depth);
+    }
+    if (cut.parts > 1) return run(0, task, scratch.data());
     const int64_t end = std::min(units, (task + 1) * together);
     for (int64_t unit = task * together; unit < end; ++unit) {
-      run(unit, scratch.data());
+      run(unit, 0, scratch.data());
     }
   });
   return Status::Ok();
