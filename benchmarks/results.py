@@ -82,6 +82,14 @@ class CaseResult:
         peers = [s for s in self.samples if s.role == "peer" and s.warm == warm]
         return min(peers, key=lambda s: s.median, default=None)
 
+    def ratios(self, benchmark: str) -> Iterator[tuple[str, float]]:
+        """Each contender of ours, and how many times plain JAX's speed it has."""
+        for ours, plain in PLAIN[benchmark]:
+            for warm in (False, True):
+                ratio = self.speedup(plain, warm, ours)
+                if ratio is not None:
+                    yield label(ours, warm), ratio
+
     def failures(self) -> dict[str, str]:
         """Why ours was wrong or did not run, by contender: "ours", "ours eager+"."""
         return {
@@ -115,13 +123,10 @@ class Report:
     def ratios(self) -> Iterator[tuple[str, float]]:
         """Each case of ours, and how many times plain JAX's speed it has."""
         for case in self.cases:
-            for ours, plain in PLAIN[self.benchmark]:
-                for warm in (False, True):
-                    ratio = case.speedup(plain, warm, ours)
-                    if ratio is not None:
-                        given = (case.config.get(key) for key in ("axes", "dtype"))
-                        words = (case.group, case.name, *given, label(ours, warm))
-                        yield " ".join(filter(None, words)), ratio
+            given = (case.config.get(key) for key in ("axes", "dtype"))
+            words = " ".join(filter(None, (case.group, case.name, *given)))
+            for contender, ratio in case.ratios(self.benchmark):
+                yield f"{words} {contender}", ratio
 
     def slower(self, than: float) -> Iterator[tuple[float, str]]:
         """The cases of ours that are below so many times plain JAX's speed."""

@@ -542,6 +542,33 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys):
     assert seen == ["a", "b", "c", "a", "b", "c"]
 
 
+def test_what_is_slower_is_measured_once_more(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    seen = []
+
+    def slow(name, *medians):
+        medians = list(medians)
+
+        def run(on_round):
+            seen.append(name)
+            samples = sample("ours", "ours", medians.pop(0)), sample("jnp", "peer", 1.0)
+            return CaseResult("ml", name, {"dtype": "float32"}, 8, samples)
+
+        return runner.Work("ml", name, {"dtype": "float32"}, run)
+
+    works = slow("a", 1.5, 0.5), slow("b", 0.9), slow("c", 2.0, 1.5), work("d", seen)
+    found = record(path, *works)
+    assert seen == ["a", "b", "c", "d", "a", "c"]
+    assert [case.sample("ours", False).median for case in found.cases[:3]] == [
+        0.5,
+        0.9,
+        1.5,
+    ]
+    assert [case.name for case in Report.load(path).cases] == ["a", "b", "c", "d"]
+    record(path, *works)  # twice is enough
+    assert len(seen) == 6
+
+
 def test_a_case_that_raises_does_not_end_the_run(tmp_path, capsys):
     path = tmp_path / "run.json"
     report = record(path, work("a", [], fails=True), work("b", []))
