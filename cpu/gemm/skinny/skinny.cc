@@ -15,12 +15,23 @@ namespace jax_layout {
 namespace {
 
 // Of blocks: whole strips and panels.
-constexpr int64_t kMostColumns = 576, kLeastColumns = 96;
+constexpr int64_t kLeastColumns = 96;
 static_assert(kLeastColumns % kSkinnyStrip == 0 &&
               kLeastColumns % kSkinnyPanel == 0);
 // Multiply-adds and bytes of the matrix that are worth a task.
 constexpr int64_t kTaskWork = 1 << 20;
-constexpr int64_t kTasksPerThread = 4;
+
+// Tasks that columns are cut into, and columns of a task at most. Along k each
+// column is one piece of memory; across, the more columns the longer the pieces
+// of rows that are read, and so the fewer the pages.
+struct Cut {
+  int64_t tasks_per_thread, columns;
+};
+
+Cut CutOf(const SkinnyBlock& b) {
+  if (b.along) return {4, 576};
+  return {b.rows <= 8 ? 1 : 2, 4128};
+}
 
 const Kernels<SkinnyFunction*> kKernels("skinny",
                                         {
@@ -88,11 +99,12 @@ Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
   all.x_row = contiguous ? few.ld : 1;
   all.x_k = contiguous ? 1 : few.ld;
 
+  const Cut cut = CutOf(all);
   const int64_t tasks =
-      CeilDiv(executor.num_threads() * kTasksPerThread, steps);
+      CeilDiv(executor.num_threads() * cut.tasks_per_thread, steps);
   const int64_t block =
       std::clamp(RoundUp(CeilDiv(columns, tasks), kLeastColumns), kLeastColumns,
-                 kMostColumns);
+                 cut.columns);
   const int64_t blocks = CeilDiv(columns, block);
   const int64_t sums_bytes = 4 * all.rows * RoundUp(block, kSkinnyStrip);
   const int64_t bytes = kSkinnyScratch + 2 * sums_bytes;
