@@ -21,7 +21,7 @@ constexpr int64_t kPositions = 16;  // of a transformed tile
 constexpr int64_t kFloat = sizeof(float);
 constexpr int64_t kLine = 64;
 constexpr int64_t kChannels = 32;         // a multiple of every panel
-constexpr int64_t kBlockBytes = 3 << 18;  // of transformed tiles, in L2
+constexpr int64_t kBlockBytes = 3 << 17;  // of transformed tiles, in L2
 constexpr int64_t kLeastBlock = 32;       // tiles for which filters pass by
 
 const Kernels<const WinogradKernels*> kKernels("winograd",
