@@ -133,8 +133,11 @@ def _is_zero(value: Any) -> bool:
         return False
     if "complex" in str(value.type):  # whose constants Python cannot read
         return False
-    text = str(operation.attributes["value"])
-    return text.startswith(("dense<0.000000e+00>", "dense<0>"))
+    constant = operation.attributes["value"]
+    # Only of one number, repeated, is the text short.
+    if not getattr(constant, "is_splat", False):
+        return False
+    return str(constant).startswith(("dense<0.000000e+00>", "dense<0>"))
 
 
 def is_fused(value: Any) -> bool:
