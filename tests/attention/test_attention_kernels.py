@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from native import SANITIZERS, check_sanitized, compile_library, sources
+from native import check_sanitized, compile_library, compile_sanitized, sources
 
 SOURCES = sources(
     "cpu/attention/*.cc",
@@ -384,8 +384,7 @@ def main():
 
 
 def test_sanitized(tmp_path):
-    library = compile_library(tmp_path, SOURCES, *SANITIZERS, "-g")
-    check_sanitized(__file__, str(library))
+    check_sanitized(__file__, compile_sanitized(tmp_path, SOURCES))
 
 
 if __name__ == "__main__":

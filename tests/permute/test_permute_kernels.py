@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from native import SANITIZERS, check_sanitized, compile_library, sources
+from native import check_sanitized, compile_library, compile_sanitized, sources
 
 SOURCES = sources("cpu/permute/*.cc", "cpu/isa.cc", "tests/permute/kernels/*.cc")
 ISAS = ("portable", "avx2", "avx512")
@@ -242,7 +242,7 @@ def check_under_sanitizers(path):
 
 
 def test_sanitizers(tmp_path):
-    check_sanitized(__file__, compile_library(tmp_path, SOURCES, *SANITIZERS))
+    check_sanitized(__file__, compile_sanitized(tmp_path, SOURCES))
 
 
 if __name__ == "__main__":

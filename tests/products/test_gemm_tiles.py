@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from native import SANITIZERS, check_sanitized, compile_library, sources
+from native import check_sanitized, compile_library, compile_sanitized, sources
 
 SOURCES = sources(
     "cpu/gemm/amx/*.cc",
@@ -603,7 +603,7 @@ def check_under_sanitizers(path):
 
 
 def test_sanitizers(tmp_path):
-    check_sanitized(__file__, compile_library(tmp_path, SOURCES, *SANITIZERS))
+    check_sanitized(__file__, compile_sanitized(tmp_path, SOURCES))
 
 
 if __name__ == "__main__":
