@@ -151,12 +151,12 @@ def record(
         for number in range(len(chosen)):
             report = dataclasses.replace(report, cases=(*report.cases, measure(number)))
             progress.update(task, completed=(number + 1) * rounds)
-        cases = list(report.cases)
-        for number, case in enumerate(cases):
-            slow = any(ratio < FAST_ENOUGH for _, ratio in case.ratios(benchmark))
-            if slow and case not in known:
-                cases[number] = measure(number)
-        report = dataclasses.replace(report, cases=tuple(cases))
+        results = list(report.cases)
+        for number, result in enumerate(report.cases):
+            slow = any(ratio < FAST_ENOUGH for _, ratio in result.ratios(benchmark))
+            if slow and result not in known:
+                results[number] = measure(number)
+        report = dataclasses.replace(report, cases=tuple(results))
     if options.json:
         report.save(options.json)
         partial(options.json).unlink(missing_ok=True)
