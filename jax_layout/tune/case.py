@@ -95,3 +95,13 @@ def with_gradient(f: Function, operands: int) -> Function:
         return y, pull(given[operands])
 
     return both
+
+
+def gradient_by(f: Function, operand: int, operands: int) -> Function:
+    """Its gradient by one of so many operands; the cotangent comes last."""
+
+    def one(*given: Any) -> Any:
+        _, pull = jax.vjp(f, *given[:operands])
+        return pull(given[operands])[operand]
+
+    return one

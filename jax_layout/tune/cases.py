@@ -16,7 +16,14 @@ import jax_layout as jl
 from jax_layout.formats.tags import store, stored
 from jax_layout.plain import jnp, nn
 from jax_layout.tune import attention_cases, pooling_cases
-from jax_layout.tune.case import Case, Function, Sizes, case_of, with_gradient
+from jax_layout.tune.case import (
+    Case,
+    Function,
+    Sizes,
+    case_of,
+    gradient_by,
+    with_gradient,
+)
 
 # --- products
 
@@ -298,7 +305,10 @@ def _convolutions(quick: bool) -> Iterator[Case]:
             if result is None:
                 like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
                 y = jax.eval_shape(f, *like).shape
-                yield case_of(f"{kind} gradient", with_gradient(f, 2), dtype, x, w, y)
+                # Each alone: of three in a program, one saves a third at most.
+                for i, by in enumerate(("values", "filters")):
+                    g, name = gradient_by(f, i, 2), f"{kind} gradient by {by}"
+                    yield case_of(name, g, dtype, x, w, y)
 
 
 # --- what moves and sums
