@@ -239,7 +239,12 @@ def test_16_bits(convolve, dtype, result):
 @pytest.mark.parametrize("threads", [1, 3, 8])
 @pytest.mark.parametrize(
     "size, batch, channels",
-    [((30, 31), 3, (64, 32)), ((2, 2), 1, (512, 160)), ((13, 3), 9, (160, 224))],
+    [
+        ((30, 31), 3, (64, 32)),
+        ((30, 31), 1, (32, 256)),  # more filters than tiles
+        ((2, 2), 1, (512, 160)),
+        ((13, 3), 9, (160, 224)),
+    ],
 )
 def test_blocks(convolve, size, batch, channels, threads):
     convolve(
@@ -271,6 +276,7 @@ def test_what_is_not_finite(convolve, spoil):
     convolve((9, 9), spoil=spoil)
     convolve((9, 9), spoil=spoil, bias=True, relu=True, w_layout="HWIO", threads=1)
     convolve((9, 9), spoil=spoil, dtype=BF16)
+    convolve((19, 19), spoil=spoil)  # more tiles than filters
     if spoil != "overflow":  # 2^127 is no float16
         convolve((9, 9), spoil=spoil, dtype=F16)
 

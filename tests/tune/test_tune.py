@@ -75,6 +75,23 @@ def test_beyond_a_rectifiers_edge_single_numbers_may_be_off():
     assert gradient and not any(c.kinked for c in all_cases(True))
 
 
+@pytest.mark.parametrize(
+    ("kind", "of"),
+    [
+        ("", "y float32|NN"),
+        (" gradient by values", "x float32|NT"),
+        (" gradient by filters", "w float32|TN"),
+    ],
+)
+def test_a_case_of_a_convolution_is_one_pass_and_compared_with_xlas(kind, of):
+    start = f"convolution NHWC, stride 1,{kind} float32 1x14x14x96, 1x1x96x576"
+    (one,) = (c for c in all_cases(False) if c.name.startswith(start))
+    points, failures = measure_case(one, SHORT)
+    conv, product = of.split("|")
+    asked = {f"conv {conv}", f"gemm float32 {product} convolution"}
+    assert {work.case for work in points} == asked and not failures
+
+
 def test_a_run_writes_a_table_that_loads(tmp_path):
     path = tmp_path / "new" / "table.json"
     outcome = run(path, cases=TINY, timing=SHORT)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The filters are transformed first, by all threads. Then each takes blocks of
-// tiles, whose transforms and products stay in its cache, while the filters
-// pass by. Of an infinity the transforms make NaN, inf - inf, and of numbers
-// near the largest one infinity: tiles with such results are summed once more,
-// plainly.
+// What is smaller is transformed first, by all threads: the filters, or the
+// tiles of a small image. Then each takes blocks of the other, whose transforms
+// and products stay in its cache, while the first pass by. Of an infinity the
+// transforms make NaN, inf - inf, and of numbers near the largest one infinity:
+// tiles with such results are summed once more, plainly.
 #include "cpu/conv/winograd/winograd.h"
 
 #include <algorithm>
@@ -70,32 +70,40 @@ struct WinogradPlan {
 // How the work is cut, and where what lies in the workspace, in floats.
 struct Cut {
   Cut(const WinogradPlan& f, const WinogradKernels& kernels, int num_threads) {
-    const int64_t panels = f.out_channels / kernels.panel;
+    panels = f.out_channels / kernels.panel;
+    filters_first = f.out_channels <= f.count;
+    // Tiles that a worker transforms, or whose products with a panel it makes.
+    const int64_t of_tile =
+        kPositions * kFloat *
+        (filters_first ? f.channels : 2 * int64_t{kernels.panel});
+    const int64_t most = std::max(kBlockBytes / of_tile, kLeastBlock);
     workers = std::max(num_threads, 1);
-    const int64_t most =
-        std::max(kBlockBytes / (kPositions * f.channels * kFloat), kLeastBlock);
     blocks = CeilDiv(f.count, most);
-    if (blocks > 1) blocks = RoundUp(blocks, workers);
+    if (filters_first && blocks > 1) blocks = RoundUp(blocks, workers);
     block = CeilDiv(f.count, blocks);
     blocks = CeilDiv(f.count, block);
-    workers = std::min(workers, blocks);
+    workers = std::min(workers, filters_first ? blocks : panels);
     // Planes an odd number of lines apart do not meet in the same cache sets.
     const auto plane = [](int64_t count) {
       return RoundUp(count, 2 * kLine / kFloat) + kLine / kFloat;
     };
     filter_plane = plane(f.channels * kernels.panel);
-    tile_plane = plane(block * f.channels);
+    tile_plane = plane((filters_first ? block : f.count) * f.channels);
     sum_plane = plane(block * kernels.panel);
-    filters = RoundUp(f.channels, kLine / kFloat);
-    scratch = filters + panels * kPositions * filter_plane;
-    scratch_each = kPositions * (tile_plane + sum_plane);
+    first = RoundUp(f.channels, kLine / kFloat);
+    scratch = first +
+              kPositions * (filters_first ? panels * filter_plane : tile_plane);
+    scratch_each =
+        kPositions * (sum_plane + (filters_first ? tile_plane : filter_plane));
     size = scratch + workers * scratch_each;
   }
 
+  bool filters_first;
+  int64_t panels;         // of filters
   int64_t block, blocks;  // tiles of a block, and how many blocks
   int64_t workers;
   int64_t filter_plane, tile_plane, sum_plane;
-  int64_t filters;  // zeros come first
+  int64_t first;  // what is transformed first; zeros come before it
   int64_t scratch, scratch_each;
   int64_t size;
 };
@@ -119,7 +127,7 @@ bool WinogradSupports(const ConvProblem& p, Isa isa) {
 
 bool WinogradSupports(const ConvProblem& p) {
   // With fewer, the transform of the filters takes what the products save.
-  constexpr int64_t kLeastTiles = 48;
+  constexpr int64_t kLeastTiles = 16;
   return WinogradSupports(p, BestIsa()) && WinogradPlan(p).count >= kLeastTiles;
 }
 
@@ -147,7 +155,7 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
   }
   const WinogradPlan f(problem);
   const Cut cut(f, *kernels, executor.num_threads());
-  const int64_t panel = kernels->panel, panels = f.out_channels / panel;
+  const int64_t panel = kernels->panel;
   const WinogradSteps& steps = *kernels->steps(problem.type, problem.result);
   const int64_t item = ItemSize(problem.type);
   const int64_t y_item = ItemSize(problem.result);
@@ -157,52 +165,73 @@ Status Winograd(const ConvProblem& problem, const ConvBuffers& buffers,
   const auto* bias = static_cast<const char*>(buffers.bias);
   auto* memory = static_cast<float*>(buffers.workspace);
   const float* zeros = std::fill_n(memory, f.channels, 0.f) - f.channels;
+  float* first = memory + cut.first;
 
-  executor.ParallelFor(panels, [&](int64_t i) {
-    steps.filters(f.w, w + i * panel * f.w.out * item, f.channels,
-                  memory + cut.filters + i * kPositions * cut.filter_plane,
+  const auto filters = [&](int64_t j, float* u) {
+    steps.filters(f.w, w + j * panel * f.w.out * item, f.channels, u,
                   cut.filter_plane);
-  });
+  };
+  const auto tiles = [&](int64_t from, int64_t count, float* v) {
+    steps.input(f.tiles, x, from, count, f.channels, zeros, v, cut.tile_plane);
+  };
+  const auto size = [&](int64_t i) {
+    return std::min(cut.block, f.count - i * cut.block);
+  };
+  // What block i, of tiles v, and panel j, of filters u, make of y, by m.
+  const auto multiply = [&](int64_t i, int64_t j, const float* v,
+                            const float* u, float* m) {
+    const int64_t from = i * cut.block, count = size(i);
+    const int64_t pieces = CeilDiv(count, kernels->most_rows);
+    const int64_t step = panel / pieces;
+    for (int64_t at = 0; at < kPositions; ++at) {
+      for (int64_t k = 0; k < pieces; ++k) {
+        const int64_t row = count * k / pieces;
+        const int64_t rows = count * (k + 1) / pieces - row;
+        kernels->product[rows - 1](
+            v + at * cut.tile_plane + row * f.channels, f.channels,
+            u + at * cut.filter_plane, f.channels,
+            m + at * cut.sum_plane + row * panel, panel,
+            u + (at + 1) * cut.filter_plane + f.channels * k * step, step);
+      }
+    }
+    const void* add = bias == nullptr ? nullptr : bias + j * panel * y_item;
+    void* to = y + j * panel * y_item;
+    const auto finite = [&](int64_t t, int64_t some) {
+      return steps.output(f.tiles, m + t * panel, panel, cut.sum_plane,
+                          from + t, some, panel, add, problem.relu, to) == 0;
+    };
+    if (finite(0, count)) return;
+    for (int64_t t = 0; t < count; ++t) {
+      if (finite(t, 1)) continue;
+      steps.plain(f.tiles, x, from + t, f.channels, zeros, f.w,
+                  w + j * panel * f.w.out * item, add, problem.relu, to);
+    }
+  };
 
+  if (cut.filters_first) {
+    const int64_t of_panel = kPositions * cut.filter_plane;
+    executor.ParallelFor(cut.panels,
+                         [&](int64_t j) { filters(j, first + j * of_panel); });
+    executor.ParallelForWorkers(
+        cut.blocks, cut.workers, [&](int64_t i, int64_t worker) {
+          float* v = memory + cut.scratch + worker * cut.scratch_each;
+          float* m = v + kPositions * cut.tile_plane;
+          tiles(i * cut.block, size(i), v);
+          for (int64_t j = 0; j < cut.panels; ++j) {
+            multiply(i, j, v, first + j * of_panel, m);
+          }
+        });
+    return Status::Ok();
+  }
+  executor.ParallelFor(f.count,
+                       [&](int64_t t) { tiles(t, 1, first + t * f.channels); });
   executor.ParallelForWorkers(
-      cut.blocks, cut.workers, [&](int64_t i, int64_t worker) {
-        float* v = memory + cut.scratch + worker * cut.scratch_each;
-        float* m = v + kPositions * cut.tile_plane;
-        const int64_t first = i * cut.block;
-        const int64_t count = std::min(cut.block, f.count - first);
-        const int64_t pieces = CeilDiv(count, kernels->most_rows);
-        const int64_t step = panel / pieces;
-        steps.input(f.tiles, x, first, count, f.channels, zeros, v,
-                    cut.tile_plane);
-        for (int64_t j = 0; j < panels; ++j) {
-          const float* u =
-              memory + cut.filters + j * kPositions * cut.filter_plane;
-          for (int64_t at = 0; at < kPositions; ++at) {
-            for (int64_t k = 0; k < pieces; ++k) {
-              const int64_t row = count * k / pieces;
-              const int64_t rows = count * (k + 1) / pieces - row;
-              kernels->product[rows - 1](
-                  v + at * cut.tile_plane + row * f.channels, f.channels,
-                  u + at * cut.filter_plane, f.channels,
-                  m + at * cut.sum_plane + row * panel, panel,
-                  u + (at + 1) * cut.filter_plane + f.channels * k * step,
-                  step);
-            }
-          }
-          const void* add =
-              bias == nullptr ? nullptr : bias + j * panel * y_item;
-          void* to = y + j * panel * y_item;
-          const auto finite = [&](int64_t t, int64_t tiles) {
-            return steps.output(f.tiles, m + t * panel, panel, cut.sum_plane,
-                                first + t, tiles, panel, add, problem.relu,
-                                to) == 0;
-          };
-          if (finite(0, count)) continue;
-          for (int64_t t = 0; t < count; ++t) {
-            if (finite(t, 1)) continue;
-            steps.plain(f.tiles, x, first + t, f.channels, zeros, f.w,
-                        w + j * panel * f.w.out * item, add, problem.relu, to);
-          }
+      cut.panels, cut.workers, [&](int64_t j, int64_t worker) {
+        float* u = memory + cut.scratch + worker * cut.scratch_each;
+        float* m = u + kPositions * cut.filter_plane;
+        filters(j, u);
+        for (int64_t i = 0; i < cut.blocks; ++i) {
+          multiply(i, j, first + i * cut.block * f.channels, u, m);
         }
       });
   return Status::Ok();
