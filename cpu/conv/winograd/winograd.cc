@@ -126,8 +126,8 @@ bool WinogradSupports(const ConvProblem& p, Isa isa) {
 }
 
 bool WinogradSupports(const ConvProblem& p) {
-  // With fewer, the transform of the filters takes what the products save.
-  constexpr int64_t kLeastTiles = 16;
+  // With fewer, oneDNN is as fast where its filters are packed once.
+  constexpr int64_t kLeastTiles = 48;
   return WinogradSupports(p, BestIsa()) && WinogradPlan(p).count >= kLeastTiles;
 }
 
