@@ -2,7 +2,7 @@
 """One call of attention in place of dot, softmax, dot, before a program is lowered.
 
 What is between two products is not to be seen when the first is lowered. So a program
-that holds some is traced once more, with the calls in, and lowered in its own place.
+that holds some is lowered from equations with the calls in.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr
 
 from jax_layout import _compat
 from jax_layout.optimize.attention import attended
@@ -48,21 +47,15 @@ def with_calls(closed: Any) -> tuple[Any, list[Any]]:
     if not calls:
         return closed, []
 
-    def run(*operands: Any) -> list[Any]:
-        env = dict(zip(flat.invars, [*values, *operands], strict=True))
-
-        def read(v: Any) -> Any:
-            return v.val if isinstance(v, Literal) else env[v]
-
-        for eqn in eqns:
-            found = _compat.bind(eqn, [read(v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, found, strict=True))
-        return [
-            _compat.like(read(v), aval)
-            for v, aval in zip(flat.outvars, closed.out_avals, strict=True)
-        ]
-
-    return jax.make_jaxpr(run)(*closed.in_avals), calls
+    # Put together, not traced: nothing is computed of a program but what is changed.
+    jaxpr = closed.jaxpr.replace(
+        constvars=given,
+        invars=flat.invars[len(given) :],
+        outvars=flat.outvars,
+        eqns=eqns,
+        debug_info=closed.jaxpr.debug_info,
+    )
+    return ClosedJaxpr(jaxpr, values), calls
 
 
 def _with_inner_calls(eqn: Any) -> tuple[Any, list[Any]]:

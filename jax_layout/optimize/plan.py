@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from jax_layout import _compat
 from jax_layout.formats.memory_format import MemoryFormat, row_major
@@ -88,13 +88,6 @@ class Nested:
     given: Sequence[MemoryFormat | None]
     cost: Cost
     run: Callable[[Sequence[Value]], list[Value]]
-
-
-class Variable:
-    """A value of a `Flat` jaxpr."""
-
-    def __init__(self, aval: Any):
-        self.aval = aval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -466,14 +459,14 @@ def opened(closed: Any, last: bool = False) -> tuple[Flat, list[Value]]:
     """
     calls = (*_CALLS, *_DERIVED) if last else _CALLS
     eqns: list[Equation] = []
-    captured: dict[Variable, Value] = {}
+    captured: dict[Var, Value] = {}
 
     def inlined(closed: Any, operands: Sequence[Any], call: Any = None) -> list[Any]:
         if not isinstance(closed, ClosedJaxpr):
             closed = ClosedJaxpr(closed, ())
         constants = []
         for value in closed.consts:
-            constants.append(Variable(jax.typeof(value)))
+            constants.append(Var(jax.typeof(value)))
             captured[constants[-1]] = Value(value, row_major(np.ndim(value)))
         jaxpr = _compat.live_jaxpr(closed)
         env = dict(zip(jaxpr.invars, [*constants, *operands], strict=True))
@@ -490,7 +483,7 @@ def opened(closed: Any, last: bool = False) -> tuple[Flat, list[Value]]:
                 body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
                 results = inlined(body, invars, source)
             else:
-                results = [Variable(v.aval) for v in eqn.outvars]
+                results = [Var(v.aval) for v in eqn.outvars]
                 eqns.append(
                     eqn.replace(invars=invars, outvars=results, source_info=source)
                 )
@@ -498,7 +491,7 @@ def opened(closed: Any, last: bool = False) -> tuple[Flat, list[Value]]:
         return [read(v) for v in jaxpr.outvars]
 
     given = getattr(closed, "jaxpr", closed).invars
-    operands = [Variable(v.aval) for v in given]
+    operands = [Var(v.aval) for v in given]
     outvars = inlined(closed, operands)
     flat = Flat([*captured, *operands], eqns, outvars)
     return flat, list(captured.values())
