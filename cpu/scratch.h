@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "core/arithmetic.h"
 
@@ -41,6 +44,42 @@ class Scratch {
   };
   std::unique_ptr<char, Free> memory_;
   int64_t size_ = 0;
+};
+
+// Memory that one call has to itself, and leaves to the next on any thread. As
+// many are kept as calls have run at a time, at most four.
+class LentScratch {
+ public:
+  LentScratch() {
+    const std::lock_guard<std::mutex> lock(Shelf().mutex);
+    if (Shelf().kept.empty()) return;
+    scratch_ = std::move(Shelf().kept.back());
+    Shelf().kept.pop_back();
+  }
+  ~LentScratch() {
+    constexpr int kMost = 4;
+    const std::lock_guard<std::mutex> lock(Shelf().mutex);
+    if (Shelf().kept.size() < kMost) {
+      Shelf().kept.push_back(std::move(scratch_));
+    }
+  }
+  LentScratch(const LentScratch&) = delete;
+  LentScratch& operator=(const LentScratch&) = delete;
+
+  char* Reserve(int64_t bytes) { return scratch_.Reserve(bytes); }
+
+ private:
+  struct Kept {
+    std::mutex mutex;
+    std::vector<Scratch> kept;
+  };
+  // Never destroyed: threads may run calls while the process ends.
+  static Kept& Shelf() {
+    static Kept* const kept = new Kept;
+    return *kept;
+  }
+
+  Scratch scratch_;
 };
 
 }  // namespace jax_layout

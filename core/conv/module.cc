@@ -37,7 +37,7 @@ nb::dict Plan(const std::string& pass, const std::string& type,
   plan["supported"] = supported;
   plan["methods"] =
       supported ? ConvMethods(problem) : std::vector<std::string>();
-  plan["workspace"] = kernel.workspace;
+  plan["workspace"] = kernel.workspace > kOwnWorkspace ? kernel.workspace : 0;
   plan["w_format"] = kernel.w_format;
   plan["implementation"] = kernel.implementation;
   return plan;
@@ -55,7 +55,8 @@ void Extend(void* module) {
         nb::arg("method") = "",
         "What becomes of the convolution that the attributes of the FFI target "
         "name, a dict: whether it is `supported` by this backend, the bytes of "
-        "`workspace` it takes, which `implementation` runs it, the `methods` "
+        "`workspace` the program is to give it, which `implementation` runs "
+        "it, the `methods` "
         "that "
         "can, the best guess first, and `w_format`, the order in which the "
         "implementation reads the weights without moving them, \"\" if it has "

@@ -18,6 +18,7 @@
 #include "cpu/conv/widened/widened.h"
 #include "cpu/conv/winograd/winograd.h"
 #include "cpu/pages.h"
+#include "cpu/scratch.h"
 
 namespace jax_layout {
 namespace {
@@ -57,18 +58,24 @@ void Zero(const ConvProblem& p, const ConvBuffers& buffers,
 }
 
 // Runs with the workspace, or with memory of its own where that is too small:
-// it was planned for another number of threads, or for another machine.
+// the program was not asked for any, or it was planned for another number of
+// threads, or for another machine.
 Status WithWorkspace(
     int64_t bytes, const ConvBuffers& buffers, const Executor& executor,
     const std::function<Status(const ConvBuffers&, const Executor&)>& run) {
   constexpr int64_t kAlign = 4096;
   if (buffers.workspace_bytes >= bytes) return run(buffers, executor);
-  const std::unique_ptr<void, decltype(&std::free)> memory(
-      std::aligned_alloc(kAlign, CeilDiv(bytes, kAlign) * kAlign), &std::free);
-  if (memory == nullptr) return Status::Error("conv: out of memory.");
   ConvBuffers own = buffers;
-  own.workspace = memory.get();
   own.workspace_bytes = bytes;
+  if (bytes <= kOwnWorkspace) {
+    LentScratch scratch;
+    own.workspace = scratch.Reserve(bytes);
+    if (own.workspace != nullptr) return run(own, executor);
+  }
+  const std::unique_ptr<void, decltype(&std::free)> memory(
+      std::aligned_alloc(kAlign, RoundUp(bytes, kAlign)), &std::free);
+  if (memory == nullptr) return Status::Error("conv: out of memory.");
+  own.workspace = memory.get();
   return run(own, executor);
 }
 

@@ -14,6 +14,10 @@
 
 namespace jax_layout {
 
+// So many bytes a call keeps from one to the next. A program that gives them
+// has a second result, and XLA writes nothing in place of a first that has one.
+constexpr int64_t kOwnWorkspace = 8 << 20;
+
 // A problem with what this backend decides once per problem.
 struct ConvKernel {
   ConvProblem problem;
