@@ -338,7 +338,8 @@ def test_permute_large(emulation, shape, axes, itemsize):
     check(emulation, shape, axes, itemsize, order=5)
 
 
-@pytest.mark.parametrize("offsets", [(0, 0), (1, 3), (4, 8)])
+# Under sanitizers, where these take longest, pointers that nothing divides.
+@pytest.mark.parametrize("offsets", [(1, 3)] if SANITIZED else [(0, 0), (1, 3), (4, 8)])
 @pytest.mark.parametrize("shape", [s for s, _, t in REVERSED_BYTES[1:] if t == 512])
 def test_permute_in_large_blocks(emulation, shape, offsets):
     check(emulation, shape, tuple(reversed(range(len(shape)))), 1, 5, offsets)
