@@ -91,8 +91,20 @@ def holds_channels_first(jaxpr: Any) -> bool:
     return any(
         any(map(holds_channels_first, inner_jaxprs(eqn)))
         if eqn.primitive.name != "conv_general_dilated"
-        else eqn.params["dimension_numbers"].lhs_spec[-1] == eqn.invars[0].aval.ndim - 1
+        else _is_channels_first(eqn)
         for eqn in jaxpr.eqns
+    )
+
+
+def _is_channels_first(eqn: Equation) -> bool:
+    """With one channel on either side both orders are the same in memory."""
+    numbers = eqn.params["dimension_numbers"]
+    sides = (
+        (numbers.lhs_spec, eqn.invars[0].aval),
+        (numbers.out_spec, eqn.outvars[0].aval),
+    )
+    return numbers.lhs_spec[-1] == eqn.invars[0].aval.ndim - 1 and any(
+        aval.shape[spec[1]] != 1 for spec, aval in sides
     )
 
 

@@ -12,6 +12,7 @@ import jax_layout as jl
 import nets
 from hlo import count
 from jax_layout import _backends
+from jax_layout.optimize.program import holds_channels_first
 
 pytestmark = pytest.mark.skipif(
     not _backends.available("cpu"), reason="the CPU backend is not built"
@@ -153,6 +154,18 @@ def test_what_gains_nothing_stays_as_it_is(f):
     x = np.moveaxis(X, 1, -1) if "NHWC" in f.__code__.co_consts.__repr__() else X
     _, record = lowered(f, W, x)
     assert "layout" not in record.by_primitive()
+
+
+@pytest.mark.parametrize("out", [1, 8])
+@pytest.mark.parametrize("channels", [1, 8])
+def test_of_one_channel_both_orders_are_the_same(channels, out):
+    """Such programs are not planned: that would take longer than to lower them."""
+
+    def f(x, w):
+        return jax.lax.map(lambda y: conv(y, w), x[None])
+
+    jaxpr = jax.make_jaxpr(f)(X[:, :channels], W[:out, :channels]).jaxpr
+    assert holds_channels_first(jaxpr) == ((channels, out) != (1, 1))
 
 
 def test_what_tells_xla_more_stays_as_it_is():
