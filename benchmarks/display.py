@@ -62,7 +62,7 @@ def _families(cases: list[CaseResult], warm: bool) -> list[str]:
         s.family
         for case in cases
         for s in case.samples
-        if s.warm == warm and s.role != "copy"
+        if s.warm == warm and s.role in ("ours", "peer")
     )
     return list(found)
 
@@ -171,22 +171,24 @@ def show_products(report: Report, console: Console) -> None:
         peers = [family for family in families if family != "ours"]
         for heading in ("dtype", *families, *(f"x {peer}" for peer in peers)):
             grid.add_column(heading, justify="right", no_wrap=True)
-        if swept := any(case.copy() for case in cases):
-            grid.add_column("% sweep", justify="right", no_wrap=True)
+        bounded = any(s.role in ("copy", "peak") for c in cases for s in c.samples)
+        if bounded:
+            grid.add_column("% limit", justify="right", no_wrap=True)
         for case in cases:
             samples = [case.sample(family, False) for family in families]
             speeds = [_flops(case, sample) if sample else "-" for sample in samples]
             ratios = [_ratio(case.speedup(peer, False)) for peer in peers]
             mine = case.sample("ours", False)
             share = case.share(mine) if mine else None
-            shares = [f"{100 * share:.0f}" if share else "-"] if swept else []
+            shares = [f"{100 * share:.0f}" if share else "-"] if bounded else []
             row = case.name, _short(case.config["dtype"])
             grid.add_row(*row, *speeds, *ratios, *shares)
         console.print(grid)
     unit = "us: microseconds"
     if any(case.flops >= _FEW_FLOPS for case in report.cases):
         unit = "GFLOP/s (us: microseconds, below 10 MFLOP)"
-    console.print(f"{unit}; ratios are of ours", style="dim")
+    limit = "limit: a sweep over the operands, or the arithmetic alone"
+    console.print(f"{unit}; ratios are of ours; {limit}", style="dim")
     for case in report.cases:
         for name, reason in case.skipped.items():
             title = f"{case.group} {case.name} {_short(case.config['dtype'])}"

@@ -16,7 +16,7 @@ from benchmarks import profiles, runner, xla_program
 from benchmarks.display import show_products
 from benchmarks.gemm_cases import GemmCase, all_cases
 from benchmarks.harness import LINGERS, Contender, Role, Timing, measure, summarise
-from benchmarks.peers import sweep_peer
+from benchmarks.peers import peak_peer, sweep_peer
 from benchmarks.peers.torch_peer import synchronize
 from benchmarks.results import CaseResult
 from benchmarks.runner import Work
@@ -113,6 +113,8 @@ def _measure_case(
     ]
     if case.swept and device.platform == "cpu":
         contenders += sweep_peer.contenders(sets)
+    if case.group != "tiny" and device.platform == "cpu":
+        contenders += peak_peer.contenders(case.dtype, case.flops)
     skipped = {}
     samples = []
     expected = _exact(case, operands)

@@ -303,6 +303,10 @@ def _tiny() -> list[GemmCase]:
         for dtype in ("bfloat16", "float32", "float64")
         for n in (4, 16, 64, 128)
         for form in ("NT", "NN")
+    ] + [
+        _einsum("tiny", f"1024 of {n}", "bmk,bkn->bmn", dtype, b=1024, m=n, n=n, k=n)
+        for dtype in ("bfloat16", "float32")
+        for n in (8, 16, 32)
     ]
 
 

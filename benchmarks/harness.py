@@ -26,7 +26,7 @@ import numpy as np
 
 LINGERS = 0.2  # seconds, OpenMP's threads
 _SITS_OUT = 4  # of so many rounds, one who lingers plays in one
-Role = Literal["ours", "peer", "copy"]
+Role = Literal["ours", "peer", "copy", "peak"]
 
 
 def _nothing(result: Any) -> None:
@@ -39,7 +39,8 @@ class Contender:
 
     Attributes:
       family: who does it: `ours`, `jnp`, `torch`, ...
-      role: `copy` marks a copy of the same size, the ceiling of a memory-bound case.
+      role: `copy` marks a copy of the same size, the ceiling of a memory-bound case, and
+        `peak` as many operations in registers, that of an arithmetic-bound one.
       launch: starts the work on buffer set `i` (modulo the number of sets).
       wait: blocks until what `launch` returned is there.
       read: gives the result on the host; None where there is nothing to check.

@@ -13,6 +13,7 @@ from benchmarks.results import CaseResult, Report
 
 matplotlib.use("agg")
 
+_SHOWN = "ours", "peer"
 _OURS = "#d1495b"
 _PEERS = "#30638e #edae49 #00798c #8d96a3 #6a4c93 #3a3a3a #c38d63 #5fa55a".split()
 _MARKERS = "s ^ D v P X < >".split()
@@ -24,12 +25,12 @@ def draw(report: Report, path: Path) -> None:
     kinds = [
         (warm, title)
         for warm, title in ((False, "fresh outputs"), (True, "warm outputs"))
-        if any(s.warm == warm and s.role != "copy" for c in cases for s in c.samples)
+        if any(s.warm == warm and s.role in _SHOWN for c in cases for s in c.samples)
     ]
     figure = Figure(figsize=(3.5 + 4.2 * len(kinds), 1.9 + 0.21 * len(cases)), dpi=110)
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     families = dict.fromkeys(
-        s.family for c in cases for s in c.samples if s.role != "copy"
+        s.family for c in cases for s in c.samples if s.role in _SHOWN
     )
     styles = _styles([family for family in families if family != "ours"])
     for panel, (warm, title) in zip(panels, kinds, strict=True):

@@ -68,9 +68,14 @@ class CaseResult:
         return self.moved / sample.median / 1e9
 
     def share(self, sample: Sample) -> float | None:
-        """The share of the ceiling that a contender reaches."""
-        copy = self.copy()
-        return copy.median / sample.median if copy else None
+        """The share of the ceiling that a contender reaches.
+
+        Where both are known, that is the slower of the fastest copy and the peak of the
+        arithmetic.
+        """
+        copies = self.copy(), *(s for s in self.samples if s.role == "peak")
+        bounds = [s.median for s in copies if s]
+        return max(bounds) / sample.median if bounds else None
 
     def speedup(self, over: str, warm: bool, ours_is: str = "ours") -> float | None:
         """Ours against a peer, like with like; above 1 ours is faster."""

@@ -42,7 +42,7 @@ from benchmarks.harness import (
     rotation,
     summarise,
 )
-from benchmarks.peers import sweep_peer
+from benchmarks.peers import peak_peer, sweep_peer
 from benchmarks.permute_cases import MIB, PermuteCase, all_cases
 from benchmarks.results import CaseResult, Report, geometric_mean
 from docs import tables
@@ -184,6 +184,38 @@ def test_a_sweep_reads_every_word(nbytes):
         expected = 2 * int(words[: words.size // 2 * 2].view(np.uint64).sum())
         assert contender.launch(0) % 2**64 == expected % 2**64
         assert contender.role == "copy" and contender.read is None
+
+
+def test_the_peak_is_that_of_the_profile(monkeypatch):
+    kinds = []
+
+    class Library:
+        @staticmethod
+        def jax_layout_peak(kind, operations, threads):
+            assert operations == 640 and threads >= 1
+            kinds.append(kind)
+
+    monkeypatch.setattr(peak_peer, "library", lambda name, native: Library)
+    for profile in ("avx2", "avx512", "avx512_bf16", "amx"):
+        monkeypatch.setenv("JAX_LAYOUT_MAX_ISA", profile)
+        for dtype in ("float32", "bfloat16", "float64"):
+            for contender in peak_peer.contenders(dtype, 640):
+                assert contender.role == "peak" and contender.read is None
+                contender.launch(0)
+    assert kinds == [0, 0, 1, 1, 1, 2]
+
+
+def test_the_ceiling_is_the_slower_of_memory_and_arithmetic():
+    ours = sample("ours", "ours", 4e-3)
+    sweeps = sample("sweep", "copy", 1e-3), sample("sweep x4", "copy", 3e-3)
+    peak = sample("peak", "peak", 2e-3)
+
+    def share(*samples):
+        return CaseResult("g", "n", {}, 1, (ours, *samples)).share(ours)
+
+    assert share() is None
+    assert share(*sweeps) == 0.25 and share(peak) == 0.5
+    assert share(*sweeps, peak) == 0.5 and share(sweeps[1], peak) == 0.75
 
 
 def test_who_lingers_sits_out_three_rounds_of_four(monkeypatch):
