@@ -274,8 +274,10 @@ def _linear(
             "linear", f"{size}{kind}", (x, w, b), dtype, flops, ours, plain,
             torch_forward,
         ),
+        # Without an activation the gradients do not need what came forward.
         GemmCase(
-            "linear", f"{size}{kind}, and backward", (x, w, b, ct), dtype, 3 * flops,
+            "linear", f"{size}{kind}, and backward", (x, w, b, ct), dtype,
+            (3 if activation else 2) * flops,
             gradient(ours), gradient(plain), torch_gradient,
         ),
     ]  # fmt: skip

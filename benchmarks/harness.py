@@ -39,8 +39,8 @@ class Contender:
 
     Attributes:
       family: who does it: `ours`, `jnp`, `torch`, ...
-      role: `copy` marks a copy of the same size, the ceiling of a memory-bound case, and
-        `peak` as many operations in registers, that of an arithmetic-bound one.
+      role: `copy` marks a copy of the same size, the ceiling of a memory-bound case,
+        and `peak` as many operations in registers, that of an arithmetic-bound one.
       launch: starts the work on buffer set `i` (modulo the number of sets).
       wait: blocks until what `launch` returned is there.
       read: gives the result on the host; None where there is nothing to check.

@@ -15,21 +15,19 @@ constexpr int kSums = 12;
 
 // A function of so many steps of kSums multiply-adds; what they sum up to, so
 // that they have to be made. A macro, as what is inlined has one target.
-#define JAX_LAYOUT_PEAK(name, isa, Reg, one, multiply_add) \
-  __attribute__((target(isa))) float name(int64_t steps) { \
-    const Reg x = one;                                     \
-    Reg sum[kSums] = {};                                   \
-    for (int64_t i = 0; i < steps; ++i) {                  \
-      _Pragma("GCC unroll 12") for (Reg & each : sum) {    \
-        each = multiply_add;                               \
-        asm volatile("" : "+v"(each));                     \
-      }                                                    \
-    }                                                      \
-    float total = 0;                                       \
-    _Pragma("GCC unroll 12") for (const Reg& each : sum) { \
-      total += each[0];                                    \
-    }                                                      \
-    return total;                                          \
+#define JAX_LAYOUT_PEAK(name, isa, Reg, one, multiply_add)                     \
+  __attribute__((target(isa))) float name(int64_t steps) {                     \
+    const Reg x = one;                                                         \
+    Reg sum[kSums] = {};                                                       \
+    for (int64_t i = 0; i < steps; ++i) {                                      \
+      _Pragma("GCC unroll 12") for (Reg& each : sum) {                         \
+        each = multiply_add;                                                   \
+        asm volatile("" : "+v"(each));                                         \
+      }                                                                        \
+    }                                                                          \
+    float total = 0;                                                           \
+    _Pragma("GCC unroll 12") for (const Reg& each : sum) { total += each[0]; } \
+    return total;                                                              \
   }
 
 JAX_LAYOUT_PEAK(Avx2, "avx2,fma", __m256, _mm256_set1_ps(1e-3f),
