@@ -35,6 +35,14 @@ struct Avx2Int8 : Pairs<int8_t, 8> {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
   static JAX_LAYOUT_INLINE Reg Load(const uint16_t* p, int) { return Load(p); }
+  static JAX_LAYOUT_INLINE Reg Joined(const int8_t* row, const int8_t* next) {
+    const __m128i a = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row));
+    const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(next));
+    return _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(a, b));
+  }
+  static JAX_LAYOUT_INLINE void Keep(uint16_t* p, Reg w) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), w);
+  }
   static JAX_LAYOUT_INLINE Reg Spread(const uint16_t* p) {
     int32_t pair;
     std::memcpy(&pair, p, sizeof(pair));
@@ -50,11 +58,15 @@ struct Avx2Int8 : Pairs<int8_t, 8> {
   static JAX_LAYOUT_INLINE void StoreSums(int32_t* p, Reg v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
   }
-  static JAX_LAYOUT_INLINE int32_t Total(Reg v) {
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v),
-                              _mm256_extracti128_si256(v, 1));
-    s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
-    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 1)));
+  static JAX_LAYOUT_INLINE void Totals(const Reg* r, int32_t* p) {
+    const Reg low = _mm256_hadd_epi32(_mm256_hadd_epi32(r[0], r[1]),
+                                      _mm256_hadd_epi32(r[2], r[3]));
+    const Reg high = _mm256_hadd_epi32(_mm256_hadd_epi32(r[4], r[5]),
+                                       _mm256_hadd_epi32(r[6], r[7]));
+    _mm256_storeu_si256(
+        reinterpret_cast<__m256i*>(p),
+        _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
+                         _mm256_permute2x128_si256(low, high, 0x31)));
   }
 };
 

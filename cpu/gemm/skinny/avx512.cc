@@ -37,6 +37,15 @@ struct Avx512Int8 : Pairs<int8_t, 16> {
     return _mm512_loadu_si512(p);
   }
   static JAX_LAYOUT_INLINE Reg Load(const uint16_t* p, int) { return Load(p); }
+  static JAX_LAYOUT_INLINE Reg Joined(const int8_t* row, const int8_t* next) {
+    const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row));
+    const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(next));
+    return _mm512_cvtepi8_epi16(
+        _mm256_setr_m128i(_mm_unpacklo_epi8(a, b), _mm_unpackhi_epi8(a, b)));
+  }
+  static JAX_LAYOUT_INLINE void Keep(uint16_t* p, Reg w) {
+    _mm512_storeu_si512(p, w);
+  }
   static JAX_LAYOUT_INLINE Reg Spread(const uint16_t* p) {
     int32_t pair;
     std::memcpy(&pair, p, sizeof(pair));
@@ -52,8 +61,9 @@ struct Avx512Int8 : Pairs<int8_t, 16> {
   static JAX_LAYOUT_INLINE void StoreSums(int32_t* p, Reg v) {
     _mm512_storeu_si512(p, v);
   }
-  static JAX_LAYOUT_INLINE int32_t Total(Reg v) {
-    return _mm512_reduce_add_epi32(v);
+  static JAX_LAYOUT_INLINE void Totals(const Reg* sums, int32_t* p) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) p[i] = _mm512_reduce_add_epi32(sums[i]);
   }
 };
 

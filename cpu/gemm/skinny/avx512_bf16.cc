@@ -38,6 +38,16 @@ struct Avx512Bf16 : Pairs<BF16, 16> {
     return _mm512_maskz_loadu_epi16(
         static_cast<__mmask32>((uint64_t{1} << n) - 1), p);
   }
+  static JAX_LAYOUT_INLINE Reg Lanes(const BF16* p) {
+    return _mm512_cvtepu16_epi32(
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static JAX_LAYOUT_INLINE Reg Joined(const BF16* row, const BF16* next) {
+    return _mm512_or_si512(Lanes(row), _mm512_slli_epi32(Lanes(next), 16));
+  }
+  static JAX_LAYOUT_INLINE void Keep(uint16_t* p, Reg w) {
+    _mm512_storeu_si512(p, w);
+  }
   static JAX_LAYOUT_INLINE Reg Spread(const uint16_t* p) {
     int32_t pair;
     std::memcpy(&pair, p, sizeof(pair));
@@ -54,8 +64,8 @@ struct Avx512Bf16 : Pairs<BF16, 16> {
   static JAX_LAYOUT_INLINE void StoreSums(float* p, SumReg v) {
     _mm512_storeu_ps(p, v);
   }
-  static JAX_LAYOUT_INLINE float Total(SumReg v) {
-    return _mm512_reduce_add_ps(v);
+  static JAX_LAYOUT_INLINE void Totals(const SumReg* sums, float* p) {
+    Avx512Floats::Store(p, Avx512Floats::SumOfEach(sums));
   }
 };
 

@@ -10,9 +10,12 @@
 //   Load(p, n), Load(p)    n <= kLanes * kDepth operands, of memory or widened
 //   Spread(p)              one lane's operands to all lanes
 //   MultiplyAdd(s, w, x)   s and the sums of products in each lane
-//   Zero, LoadSums, StoreSums, Total
+//   Zero, LoadSums, StoreSums
+//   Totals(s, p)           adds up the lanes of each of kLanes sums
 //   Widen(p, stride, n, x) n operands, the rest of the last vector zero
-//   Join(rows, n, p)       kDepth rows side by side, kLanes lanes of n columns
+//   Joined(row, next)      kDepth rows side by side, kLanes columns
+//   Join(rows, n, p)       the same of n columns, to memory
+//   Keep(p, w)             operands as they are multiplied
 #ifndef JAX_LAYOUT_CPU_GEMM_SKINNY_KERNELS_H_
 #define JAX_LAYOUT_CPU_GEMM_SKINNY_KERNELS_H_
 
@@ -95,7 +98,9 @@ struct Widened {
   static JAX_LAYOUT_INLINE Reg Zero() { return V::Zero(); }
   static JAX_LAYOUT_INLINE Reg LoadSums(const float* p) { return V::Load(p); }
   static JAX_LAYOUT_INLINE void StoreSums(float* p, Reg v) { V::Store(p, v); }
-  static JAX_LAYOUT_INLINE float Total(Reg v) { return V::Sum(v); }
+  static JAX_LAYOUT_INLINE void Totals(const Reg* sums, float* p) {
+    V::Store(p, V::SumOfEach(sums));
+  }
 
   static void Widen(const T* p, int64_t stride, int64_t n, float* x) {
     if (stride == 1) {
@@ -108,9 +113,13 @@ struct Widened {
       V::Store(x + j, V::Load(p + j * stride, 1), 1);
     for (int64_t j = n; j % kLanes != 0; ++j) x[j] = 0;
   }
+  static JAX_LAYOUT_INLINE Reg Joined(const T* row, const T*) {
+    return V::Load(row);
+  }
   static JAX_LAYOUT_INLINE void Join(const T* const* rows, int n, float* p) {
     V::Store(p, V::Load(rows[0], n));
   }
+  static JAX_LAYOUT_INLINE void Keep(float* p, Reg w) { V::Store(p, w); }
   static JAX_LAYOUT_INLINE int Least(int64_t n) {
     return static_cast<int>(std::min<int64_t>(n, kLanes));
   }
@@ -145,11 +154,10 @@ struct Pairs {
       first = some[0];
       second = some[1];
     }
-    uint32_t lanes[kLanes];
     for (int j = 0; j < kLanes; ++j) {
-      lanes[j] = Bits(first[j]) | static_cast<uint32_t>(Bits(second[j])) << 16;
+      p[2 * j] = Bits(first[j]);
+      p[2 * j + 1] = Bits(second[j]);
     }
-    __builtin_memcpy(p, lanes, sizeof(lanes));
   }
 };
 
@@ -177,41 +185,64 @@ struct Ahead {
   }
 };
 
-template <class A, class W>
+// What a tile's columns are read from: a strip that is packed, the matrix
+// itself, or the matrix, and packed on the way for the tiles that follow.
+enum class From { kStrip, kMatrix, kBoth };
+
+template <class A>
 struct AcrossCall {
-  const W* w;
-  int64_t stride;             // of w, from one step to the next
+  const typename A::Element* matrix;
+  int64_t ld, depth;          // of the matrix
+  typename A::Wide* strip;    // rows of kSkinnyVectors
   const typename A::Wide* x;  // rows of kSkinnySteps * kDepth
   int64_t steps;
   typename A::Sum* sums;
-  int64_t ld;  // of the sums
+  int64_t sums_ld;
   Ahead* ahead;
   int64_t lines;  // to ask for, at most two a step
 };
 
-template <class A, class W, int kRows>
-void Across(const AcrossCall<A, W>& c) {
+template <class A, From kFrom, int kRows>
+void Across(const AcrossCall<A>& c) {
+  using T = typename A::Element;
   constexpr int kVectors = kSkinnyVectors<A>;
+  constexpr int kLane = A::kLanes * A::kDepth;
+  // Beside the last row, if it is alone.
+  static constexpr T kNothing[kVectors * A::kLanes] = {};
   typename A::SumReg sum[kRows][kVectors];
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      sum[i][v] = A::LoadSums(c.sums + i * c.ld + v * A::kLanes);
+      sum[i][v] = A::LoadSums(c.sums + i * c.sums_ld + v * A::kLanes);
     }
   }
-  const W* w = c.w;
+  const T* row = c.matrix;
+  auto* strip = c.strip;
   const auto* x = c.x;
   Ahead ahead = *c.ahead;
-  const int64_t second = c.lines - c.steps;
+  const int64_t second = c.lines - c.steps, pairs = c.depth / A::kDepth;
   for (int64_t step = 0; step < c.steps; ++step) {
     if (step < c.lines) ahead.Next();
     if (step < second) ahead.Next();
     typename A::Reg column[kVectors];
+    if constexpr (kFrom == From::kStrip) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      column[v] = A::Load(w + v * A::kLanes * A::kDepth);
+      for (int v = 0; v < kVectors; ++v) {
+        column[v] = A::Load(strip + v * kLane);
+      }
+    } else {
+      const T* next = step < pairs ? row + c.ld : kNothing;
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        column[v] = A::Joined(row + v * A::kLanes, next + v * A::kLanes);
+        if constexpr (kFrom == From::kBoth) {
+          A::Keep(strip + v * kLane, column[v]);
+        }
+      }
+      row += A::kDepth * c.ld;
     }
+    if constexpr (kFrom != From::kMatrix) strip += kVectors * kLane;
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
       const typename A::Reg one = A::Spread(x + i * kSkinnySteps * A::kDepth);
@@ -220,7 +251,6 @@ void Across(const AcrossCall<A, W>& c) {
         sum[i][v] = A::MultiplyAdd(sum[i][v], column[v], one);
       }
     }
-    w += c.stride;
     x += A::kDepth;
   }
   *c.ahead = ahead;
@@ -228,7 +258,7 @@ void Across(const AcrossCall<A, W>& c) {
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      A::StoreSums(c.sums + i * c.ld + v * A::kLanes, sum[i][v]);
+      A::StoreSums(c.sums + i * c.sums_ld + v * A::kLanes, sum[i][v]);
     }
   }
 }
@@ -293,13 +323,13 @@ void MultiplyAcross(const SkinnyBlock& b) {
     int64_t call = 0;
     for (int64_t j = 0; j < b.count; j += kStrip) {
       const int64_t columns = std::min(kStrip, b.count - j);
-      const bool in_place = kDepth == 1 && b.rows <= kMost && columns == kStrip;
-      if (!in_place) {
-        const T zeros[kStrip] = {};
+      const bool whole = columns == kStrip;
+      if (!whole) {
+        const T nothing[kStrip] = {};
         Wide* to = strip;
         for (int64_t r = 0; r < depth; r += kDepth) {
           const T* row = block + r * b.ld + j;
-          const T* rows[] = {row, r + 1 < depth ? row + b.ld : zeros};
+          const T* rows[] = {row, r + 1 < depth ? row + b.ld : nothing};
           for (int64_t v = 0; v < kStrip; v += A::kLanes) {
             const int64_t n = std::clamp<int64_t>(columns - v, 0, A::kLanes);
             A::Join(rows, static_cast<int>(n), to);
@@ -313,17 +343,20 @@ void MultiplyAcross(const SkinnyBlock& b) {
         const int64_t lines =
             all_lines * (call + 1) / calls - all_lines * call / calls;
         ++call;
+        const AcrossCall<A> tile = {block + j,
+                                    b.ld,
+                                    depth,
+                                    strip,
+                                    x + first * kLd,
+                                    steps,
+                                    sums + first * ld + j,
+                                    ld,
+                                    &ahead,
+                                    lines};
         WithRows<kMost>(rows, [&]<int kRows> {
-          const auto* xs = x + first * kLd;
-          auto* at = sums + first * ld + j;
-          if constexpr (kDepth == 1) {
-            if (in_place) {
-              return Across<A, T, kRows>(
-                  {block + j, b.ld, xs, steps, at, ld, &ahead, lines});
-            }
-          }
-          Across<A, Wide, kRows>(
-              {strip, kStrip * kDepth, xs, steps, at, ld, &ahead, lines});
+          if (!whole || first > 0) return Across<A, From::kStrip, kRows>(tile);
+          if (b.rows == rows) return Across<A, From::kMatrix, kRows>(tile);
+          Across<A, From::kBoth, kRows>(tile);
         });
       });
     }
@@ -333,19 +366,20 @@ void MultiplyAcross(const SkinnyBlock& b) {
 // k contiguous: dot products of kRows rows of x and kColumns of the matrix,
 // with sums of them all in registers.
 template <class A>
-constexpr int kAlongRows = A::kRegisters == 32 ? 8 : 4;
-constexpr int kAlongColumns = 3;
+constexpr int kAlongRows = A::kRegisters == 32 ? 6 : 3;
+constexpr int kAlongColumns = 4;
 
 template <class A, int kRows, int kColumns>
 JAX_LAYOUT_INLINE void AddAlong(const typename A::Wide* x,
                                 const typename A::Reg (&column)[kColumns],
-                                typename A::SumReg (&sum)[kRows][kColumns]) {
-#pragma GCC unroll 8
+                                typename A::SumReg* sum) {
+#pragma GCC unroll 6
   for (int i = 0; i < kRows; ++i) {
     const typename A::Reg row = A::Load(x + i * kSkinnyLd * A::kDepth);
-#pragma GCC unroll 3
-    for (int c = 0; c < kColumns; ++c) {
-      sum[i][c] = A::MultiplyAdd(sum[i][c], column[c], row);
+#pragma GCC unroll 4
+    for (int v = 0; v < kColumns; ++v) {
+      typename A::SumReg& to = sum[i * kColumns + v];
+      to = A::MultiplyAdd(to, column[v], row);
     }
   }
 }
@@ -364,16 +398,15 @@ struct AlongCall {
 template <class A, class W, int kRows, int kColumns>
 void Along(const AlongCall<A, W>& c) {
   constexpr int64_t kStep = A::kLanes * A::kDepth;
-  typename A::SumReg sum[kRows][kColumns];
-#pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 3
-    for (int v = 0; v < kColumns; ++v) sum[i][v] = A::Zero();
-  }
+  constexpr int kSums =
+      (kRows * kColumns + A::kLanes - 1) / A::kLanes * A::kLanes;
+  typename A::SumReg sum[kSums];
+#pragma GCC unroll 32
+  for (int i = 0; i < kSums; ++i) sum[i] = A::Zero();
   typename A::Reg column[kColumns];
   int64_t j = 0;
   for (; j + kStep <= c.depth; j += kStep) {
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int v = 0; v < kColumns; ++v) {
       const W* w = c.w + v * c.ld + j;
       column[v] = A::Load(w);
@@ -382,17 +415,20 @@ void Along(const AlongCall<A, W>& c) {
     AddAlong<A, kRows, kColumns>(c.x + j, column, sum);
   }
   if (j < c.depth) {
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int v = 0; v < kColumns; ++v) {
       column[v] = A::Load(c.w + v * c.ld + j, static_cast<int>(c.depth - j));
     }
     AddAlong<A, kRows, kColumns>(c.x + j, column, sum);
   }
+  typename A::Sum totals[kSums];
 #pragma GCC unroll 8
+  for (int i = 0; i < kSums; i += A::kLanes) A::Totals(sum + i, totals + i);
+#pragma GCC unroll 6
   for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 3
+#pragma GCC unroll 4
     for (int v = 0; v < kColumns; ++v) {
-      c.sums[i * c.sums_ld + v] += A::Total(sum[i][v]);
+      c.sums[i * c.sums_ld + v] += totals[i * kColumns + v];
     }
   }
 }

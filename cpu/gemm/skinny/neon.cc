@@ -25,6 +25,17 @@ struct NeonInt8 : Pairs<int8_t, 4> {
     return vreinterpretq_s16_u16(vld1q_u16(p));
   }
   static JAX_LAYOUT_INLINE Reg Load(const uint16_t* p, int) { return Load(p); }
+  static JAX_LAYOUT_INLINE int8x8_t Four(const int8_t* p) {
+    uint32_t bits;
+    std::memcpy(&bits, p, sizeof(bits));
+    return vreinterpret_s8_u32(vdup_n_u32(bits));
+  }
+  static JAX_LAYOUT_INLINE Reg Joined(const int8_t* row, const int8_t* next) {
+    return vmovl_s8(vzip1_s8(Four(row), Four(next)));
+  }
+  static JAX_LAYOUT_INLINE void Keep(uint16_t* p, Reg w) {
+    vst1q_u16(p, vreinterpretq_u16_s16(w));
+  }
   static JAX_LAYOUT_INLINE Reg Spread(const uint16_t* p) {
     uint32_t pair;
     std::memcpy(&pair, p, sizeof(pair));
@@ -41,7 +52,10 @@ struct NeonInt8 : Pairs<int8_t, 4> {
   static JAX_LAYOUT_INLINE void StoreSums(int32_t* p, SumReg v) {
     vst1q_s32(p, v);
   }
-  static JAX_LAYOUT_INLINE int32_t Total(SumReg v) { return vaddvq_s32(v); }
+  static JAX_LAYOUT_INLINE void Totals(const SumReg* sums, int32_t* p) {
+    vst1q_s32(p, vpaddq_s32(vpaddq_s32(sums[0], sums[1]),
+                            vpaddq_s32(sums[2], sums[3])));
+  }
 };
 
 }  // namespace
