@@ -11,14 +11,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from native import check_sanitized, compile_library, compile_sanitized, sources
+from native import (
+    amx_flags,
+    check_sanitized,
+    compile_library,
+    compile_sanitized,
+    sources,
+)
 
 SOURCES = sources(
     "cpu/attention/*.cc",
     "cpu/isa.cc",
     "tests/attention/kernels/*.cc",
 )
-ISAS = ("avx2", "avx512", "avx512_bf16")
+ISAS = ("avx2", "avx512", "avx512_bf16", "amx")
 F32, BF16, F16 = np.float32, ml_dtypes.bfloat16, np.float16
 DTYPES = {F32: 0, BF16: 2, F16: 3}  # as in DType
 TOLERANCES = {F32: 3e-6, BF16: 1e-2, F16: 2e-3}
@@ -245,7 +251,7 @@ def check_case(library, c, isa):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("attention")
-    return ctypes.CDLL(str(compile_library(folder, SOURCES)))
+    return ctypes.CDLL(str(compile_library(folder, SOURCES, *amx_flags())))
 
 
 @pytest.fixture(params=range(len(ISAS)), ids=ISAS)
@@ -384,7 +390,7 @@ def main():
 
 
 def test_sanitized(tmp_path):
-    check_sanitized(__file__, compile_sanitized(tmp_path, SOURCES))
+    check_sanitized(__file__, compile_sanitized(tmp_path, SOURCES, *amx_flags()))
 
 
 if __name__ == "__main__":

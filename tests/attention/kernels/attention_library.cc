@@ -22,7 +22,8 @@ struct Problem {
 };
 
 // By the index in the tests' ISAS.
-static constexpr Isa kIsas[] = {Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
+static constexpr Isa kIsas[] = {Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16,
+                                Isa::kAmx};
 
 int has_isa(int isa) { return kIsas[isa] <= BestIsa(); }
 
