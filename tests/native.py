@@ -67,7 +67,8 @@ def compile_library(folder, sources, *flags, optimize="-O1"):
 def amx_flags():
     """What compiles kernels for AMX: tiles in software where the processor has none."""
     info = Path("/proc/cpuinfo")
-    if {"amx_tile", "amx_bf16"} <= set(info.read_text().split()):
+    flags = info.read_text().split() if info.exists() else []
+    if "amx_tile" in flags and "amx_bf16" in flags:
         return ()
     return "-include", str(ROOT / "tests" / "tiles_on_host.h")
 

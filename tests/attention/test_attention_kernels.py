@@ -377,6 +377,60 @@ def test_what_lies_behind_the_lengths_is_not_read(library, isa):
         assert not dk[0, 3:].any() and not dv[1, 301:].any()
 
 
+def test_what_a_call_leaves_in_memory_is_not_multiplied(library, isa):
+    for dtype in (F32, BF16):
+        c = Case(t=150, s=600, h=256, dtype=dtype, threads=1)
+        x = Operands(c)
+        for array in (x.q, x.k, x.v, x.dy):
+            array[:] = np.nan
+        for t, s, h in [(17, 1, 16), (45, 33, 24), (70, 270, 40), (130, 511, 66)]:
+            run(library, c, x, isa)
+            run(library, c, x, isa, gradient=True)
+            case = Case(t=t, s=s, h=h, dtype=dtype, window=(40, 9), threads=1)
+            check_case(library, case, isa)
+
+
+# Of tiles, along queries, keys and features, and beyond blocks.
+EDGES = [
+    {"t": 17, "s": 1, "h": 16},
+    {"t": 31, "s": 15, "h": 18},
+    {"t": 33, "s": 31, "h": 30},
+    {"t": 63, "s": 33, "h": 34},
+    {"t": 64, "s": 65, "h": 46},
+    {"t": 65, "s": 255, "h": 62},
+    {"t": 80, "s": 257, "h": 80},
+    {"t": 127, "s": 300, "h": 96},
+    {"t": 129, "s": 511, "h": 130},
+    {"t": 20, "s": 300, "h": 256},
+    {"g": 9, "t": 2, "s": 97, "h": 64},
+]
+
+
+@pytest.mark.parametrize("shape", range(len(EDGES)))
+def test_tiles_sum_up_what_pairs_do(library, shape):
+    """Close enough that a single key, query or feature less would be seen."""
+    pairs, amx = (ISAS.index(name) for name in ("avx512_bf16", "amx"))
+    if not library.has_isa(amx):
+        pytest.skip("tiles, or tiles in software, need AVX-512 with bf16")
+    for seed, form in enumerate(FORMS):
+        c = Case(**EDGES[shape], **form, dtype=BF16, seed=seed)
+        x = Operands(c)
+        for gradient in (False, True):
+            ours, theirs = (run(library, c, x, i, gradient) for i in (amx, pairs))
+            for a, b in zip(ours, theirs, strict=True):
+                a, b = a.astype(F32), b.astype(F32)
+                assert (abs(a - b) <= 2**-7 * abs(b) + 3e-3 * max(1, abs(b).max())).all()
+
+
+def test_tiles_are_given_back(library):
+    """The pool's threads are not ours: others may use the tiles as well."""
+    amx = ISAS.index("amx")
+    if not library.has_isa(amx):
+        pytest.skip("tiles, or tiles in software, need AVX-512 with bf16")
+    check_case(library, Case(t=40, s=50, dtype=BF16, threads=1), amx)
+    assert library.TilesAtRest()
+
+
 def main():
     """What the sanitizers are to see: cases of every kind."""
     library = ctypes.CDLL(sys.argv[1])

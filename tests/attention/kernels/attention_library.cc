@@ -5,6 +5,7 @@
 
 #include "cpu/attention/attention.h"
 #include "tests/threads.h"
+#include "tests/tiles_at_rest.h"
 
 using namespace jax_layout;
 
