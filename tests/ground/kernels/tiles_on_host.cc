@@ -51,9 +51,11 @@ int Products() {
   right[1][12] = 0x7e80;
   for (int k = 0; k < 6; ++k) left[4][k] = k == 0 ? 0x0100 : 0;
   right[0][0] = 0x3c00;  // whose product is denormal
+  right[0][2] = 0xbf00;  // or the sum
   float sums[5][7];
   for (auto& row : sums) std::fill(std::begin(row), std::end(row), 2.f);
   sums[4][0] = 0;
+  sums[4][1] = 1.5f * 0x1p-126f;
   const Config config = Parts();
   _tile_loadconfig(&config);
   _tile_loadd(1, sums, 28);
