@@ -64,13 +64,22 @@ def compile_library(folder, sources, *flags, optimize="-O1"):
     return library
 
 
-def compile_sanitized(folder, sources):
+def amx_flags():
+    """What compiles kernels for AMX: tiles in software where the processor has none."""
+    info = Path("/proc/cpuinfo")
+    flags = info.read_text().split() if info.exists() else []
+    if "amx_tile" in flags and "amx_bf16" in flags:
+        return ()
+    return "-include", str(ROOT / "tests" / "tiles_on_host.h")
+
+
+def compile_sanitized(folder, sources, *flags):
     """A library that AddressSanitizer and UndefinedBehaviorSanitizer watch.
 
     Not optimised: that would take four times as long as what runs saves, and leave
     less to be seen.
     """
-    return compile_library(folder, sources, *SANITIZERS, optimize="-O0")
+    return compile_library(folder, sources, *SANITIZERS, *flags, optimize="-O0")
 
 
 def compile_program(folder, sources, compiler="g++"):

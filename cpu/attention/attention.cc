@@ -30,6 +30,7 @@ constexpr int64_t kJoined = 16 << 10;
 const Kernels<const AttentionKernels*> kKernels(
     "attention", {
 #ifdef __x86_64__
+                     {Isa::kAmx, &kAttentionAmx},
                      {Isa::kAvx512Bf16, &kAttentionAvx512Bf16},
                      {Isa::kAvx512, &kAttentionAvx512},
                      {Isa::kAvx2, &kAttentionAvx2},
@@ -37,6 +38,11 @@ const Kernels<const AttentionKernels*> kKernels(
                      {Isa::kNeon, &kAttentionNeon},
 #endif
                  });
+
+// Those of a level, or of the one below tiles for what does not fill them.
+const AttentionKernels* KernelsFor(const AttentionProblem& p, Isa isa) {
+  return kKernels.Take(FillsTiles(p) ? isa : std::min(isa, Isa::kAvx512Bf16));
+}
 
 Status NoKernel() { return Status::Error("attention: no kernel here."); }
 Status NoMemory() { return Status::Error("attention: out of memory."); }
@@ -227,7 +233,7 @@ Status Attention(const AttentionProblem& problem,
 
 Status Attention(const AttentionProblem& p, const AttentionBuffers& buffers,
                  const Executor& executor, Isa isa) {
-  const AttentionKernels* kernels = kKernels.Take(isa);
+  const AttentionKernels* kernels = KernelsFor(p, isa);
   if (kernels == nullptr || p.features > kMostFeatures) return NoKernel();
   if (p.Rows() == 0 || p.features == 0) return Status::Ok();
   if (FewRows(p) <= kernels->few_most) {
@@ -254,7 +260,7 @@ Status AttentionGradient(const AttentionProblem& problem,
 Status AttentionGradient(const AttentionProblem& p,
                          const AttentionGradientBuffers& buffers,
                          const Executor& executor, Isa isa) {
-  const AttentionKernels* kernels = kKernels.Take(isa);
+  const AttentionKernels* kernels = KernelsFor(p, isa);
   if (kernels == nullptr || p.features > kMostFeatures) return NoKernel();
   if (p.Rows() == 0 || p.features == 0) return Status::Ok();
   const int64_t blocks = p.groups * BlocksOf(p.queries, kernels->queries);

@@ -179,7 +179,7 @@ void BackwardOf(const AttentionGradientTask& task) {
   const auto* q = static_cast<const T*>(buffers.forward.q);
   const auto* dy = static_cast<const T*>(buffers.dy);
   const int64_t key_at = p.k.At(task.batch, task.head, 0, 0);
-  const int64_t slots = features / A::kDepth;
+  const int64_t slots = UpTo(features, A::kStep) / A::kDepth;
   const T* k = static_cast<const T*>(buffers.forward.k) + key_at;
   const T* v = static_cast<const T*>(buffers.forward.v) + key_at;
   float* const m = task.memory;
@@ -204,7 +204,7 @@ void BackwardOf(const AttentionGradientTask& task) {
       const SeenKeys some = InBlock(
           SeenByAny(p, queries.first, queries.count, lengths), k0, there);
       if (some.begin == some.end) continue;
-      const SeenKeys seen = WholeSlots<A>(some);
+      const SeenKeys seen = WholeSteps<A>(some);
       if (!packed) {
         A::PackTransposed(k + k0 * p.k.row, p.k.row, there, features,
                           m + at.keys);
@@ -244,16 +244,17 @@ void BackwardOf(const AttentionGradientTask& task) {
                                             m + at.powers_across);
       const float* ds =
           A::NarrowAcross(m + at.ds, rows, from, seen.end, m + at.ds_across);
-      const int64_t pairs = UpTo(rows, A::kDepth) / A::kDepth;
-      // Of the last keys, one may be no key at all.
+      const int64_t row_slots = UpTo(rows, A::kStep) / A::kDepth;
+      const int64_t across = from * A::kAcrossRow;
+      // What the last keys are filled up with is no key at all.
       const int64_t keys = Least(width, there - from);
       Multiply<V, A, true>(
           keys, at.query_panel, features,
-          {powers + from, m + at.dy_panels, pairs, m + at.dv + from * at.wide,
-           at.wide, true, nullptr});
+          {powers + across, m + at.dy_panels, row_slots,
+           m + at.dv + from * at.wide, at.wide, true, nullptr});
       Multiply<V, A, true>(
           keys, at.query_panel, features,
-          {ds + from, m + at.q_panels, pairs, m + at.dk + from * at.wide,
+          {ds + across, m + at.q_panels, row_slots, m + at.dk + from * at.wide,
            at.wide, true, nullptr});
       for (int64_t r = 0; r < rows; ++r) {
         A::NarrowRow(m + at.ds + r * kLd, from, seen.end);

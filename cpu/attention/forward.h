@@ -159,7 +159,7 @@ void ForwardOf(const AttentionTask& task) {
   std::fill_n(memory + at.most, blocks * kQueries<V>, kLeastScore);
   std::fill_n(memory + at.total, blocks * kQueries<V>, 0.f);
   float factors[kQueries<V> + V::kLanes];
-  const int64_t slots = p.features / A::kDepth;
+  const int64_t slots = UpTo(p.features, A::kStep) / A::kDepth;
   for (int64_t k0 = 0; k0 < lengths.keys; k0 += kKeys) {
     const int64_t count = Least(kKeys, lengths.keys - k0);
     bool packed = false;
@@ -168,7 +168,7 @@ void ForwardOf(const AttentionTask& task) {
       const SeenKeys all = SeenByAny(p, queries.first, queries.count, lengths);
       const SeenKeys some = InBlock(all, k0, count);
       if (some.begin == some.end) continue;
-      const SeenKeys seen = WholeSlots<A>(some);
+      const SeenKeys seen = WholeSteps<A>(some);
       if (!packed) {
         const Rows<T> keys =
             Together(key_rows, k, k0, count, p.features, memory + at.together);

@@ -80,11 +80,22 @@ struct AttentionKernels {
 };
 
 #ifdef __x86_64__
-extern const AttentionKernels kAttentionAvx512Bf16, kAttentionAvx512,
-    kAttentionAvx2;
+extern const AttentionKernels kAttentionAmx, kAttentionAvx512Bf16,
+    kAttentionAvx512, kAttentionAvx2;
 #elif defined(__aarch64__)
 extern const AttentionKernels kAttentionNeon;
 #endif
+
+// Whether bf16 may be multiplied two at a time.
+inline bool InPairs(const AttentionProblem& p) {
+  return p.type == DType::kBF16 && p.features % 2 == 0 && p.q.row % 2 == 0 &&
+         p.k.row % 2 == 0;
+}
+
+// What kAttentionAmx is for. Memory, too, is for no fewer features.
+inline bool FillsTiles(const AttentionProblem& p) {
+  return InPairs(p) && p.features >= 16 && p.groups * p.queries > 16;
+}
 
 // Queries of one group that follow each other.
 struct QueryBlock {

@@ -90,10 +90,10 @@ inline SeenKeys InBlock(const SeenKeys& seen, int64_t at, int64_t count) {
   return {begin, Most(begin, Least(seen.end - at, count))};
 }
 
-// Whole elements of left operands; what they have more is hidden.
+// Whole steps of products; what they have more is hidden.
 template <class A>
-JAX_LAYOUT_INLINE SeenKeys WholeSlots(const SeenKeys& seen) {
-  return {seen.begin / A::kDepth * A::kDepth, UpTo(seen.end, A::kDepth)};
+JAX_LAYOUT_INLINE SeenKeys WholeSteps(const SeenKeys& seen) {
+  return {seen.begin / A::kStep * A::kStep, UpTo(seen.end, A::kStep)};
 }
 
 // A bias of less counts as this, which hides a score as well: a row of infinite

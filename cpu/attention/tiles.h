@@ -40,11 +40,15 @@ JAX_LAYOUT_INLINE constexpr int64_t UpTo(int64_t n, int64_t multiple) {
 
 // How operands are multiplied: as float32, to which others are widened. Another
 // arithmetic A may have kDepth of a k next to each other in the 4 bytes of a
-// float; it offers the same.
+// float; it offers the same, and may multiply whole blocks itself.
 template <class V>
 struct Widened {
   using Reg = typename V::Reg;
   static constexpr int64_t kDepth = 1;
+  // Products take so many of a k at a time: operands are zero up to there.
+  static constexpr int64_t kStep = kDepth;
+  // Floats from a row of NarrowAcross() to the next.
+  static constexpr int64_t kAcrossRow = 1;
   // Whether left operands are packed with their factor; else products have it.
   static constexpr bool kFactors = true;
 
@@ -228,6 +232,12 @@ void Multiply(int64_t rows, int64_t panel, int64_t columns,
       kTiles<V, A, kAcross>.at[count - 1][vectors - 1](t);
     }
   }
+}
+template <class V, class A, bool kAcross>
+  requires requires { &A::template Multiply<kAcross>; }
+void Multiply(int64_t rows, int64_t panel, int64_t columns,
+              const TileArguments& all) {
+  A::template Multiply<kAcross>(rows, panel, columns, all);
 }
 
 // --- scores

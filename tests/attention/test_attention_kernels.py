@@ -11,14 +11,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from native import check_sanitized, compile_library, compile_sanitized, sources
+from native import (
+    amx_flags,
+    check_sanitized,
+    compile_library,
+    compile_sanitized,
+    sources,
+)
 
 SOURCES = sources(
     "cpu/attention/*.cc",
     "cpu/isa.cc",
     "tests/attention/kernels/*.cc",
 )
-ISAS = ("avx2", "avx512", "avx512_bf16")
+ISAS = ("avx2", "avx512", "avx512_bf16", "amx")
 F32, BF16, F16 = np.float32, ml_dtypes.bfloat16, np.float16
 DTYPES = {F32: 0, BF16: 2, F16: 3}  # as in DType
 TOLERANCES = {F32: 3e-6, BF16: 1e-2, F16: 2e-3}
@@ -245,7 +251,7 @@ def check_case(library, c, isa):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("attention")
-    return ctypes.CDLL(str(compile_library(folder, SOURCES)))
+    return ctypes.CDLL(str(compile_library(folder, SOURCES, *amx_flags())))
 
 
 @pytest.fixture(params=range(len(ISAS)), ids=ISAS)
@@ -371,6 +377,64 @@ def test_what_lies_behind_the_lengths_is_not_read(library, isa):
         assert not dk[0, 3:].any() and not dv[1, 301:].any()
 
 
+def test_what_a_call_leaves_in_memory_is_not_multiplied(library, isa):
+    for dtype in (F32, BF16):
+        c = Case(t=150, s=600, h=256, dtype=dtype, threads=1)
+        x = Operands(c)
+        for array in (x.q, x.k, x.v, x.dy):
+            array[:] = np.nan
+        for t, s, h in [(17, 1, 16), (45, 33, 24), (70, 270, 40), (130, 511, 66)]:
+            run(library, c, x, isa)
+            run(library, c, x, isa, gradient=True)
+            case = Case(t=t, s=s, h=h, dtype=dtype, window=(40, 9), threads=1)
+            check_case(library, case, isa)
+
+
+# Of tiles, along queries, keys and features, and beyond blocks.
+EDGES = [
+    {"t": 17, "s": 1, "h": 16},
+    {"t": 31, "s": 15, "h": 18},
+    {"t": 33, "s": 31, "h": 30},
+    {"t": 63, "s": 33, "h": 34},
+    {"t": 64, "s": 65, "h": 46},
+    {"t": 65, "s": 255, "h": 62},
+    {"t": 80, "s": 257, "h": 80},
+    {"t": 127, "s": 300, "h": 96},
+    {"t": 129, "s": 511, "h": 130},
+    {"t": 20, "s": 300, "h": 256},
+    {"g": 9, "t": 2, "s": 97, "h": 64},
+]
+
+
+@pytest.fixture
+def amx(library):
+    """The level of tiles."""
+    if not library.has_isa(ISAS.index("amx")):
+        pytest.skip("tiles, also in software, need AVX-512 with bf16")
+    return ISAS.index("amx")
+
+
+@pytest.mark.parametrize("shape", range(len(EDGES)))
+def test_tiles_sum_up_what_pairs_do(library, amx, shape):
+    """Close enough that a single key, query or feature less would be seen."""
+    pairs = ISAS.index("avx512_bf16")
+    for seed, form in enumerate(FORMS):
+        c = Case(**EDGES[shape], **form, dtype=BF16, seed=seed)
+        x = Operands(c)
+        for gradient in (False, True):
+            ours, theirs = (run(library, c, x, i, gradient) for i in (amx, pairs))
+            for a, b in zip(ours, theirs, strict=True):
+                a, b = a.astype(F32), b.astype(F32)
+                slack = 3e-3 * max(1, abs(b).max())
+                assert (abs(a - b) <= 2**-7 * abs(b) + slack).all()
+
+
+def test_tiles_are_given_back(library, amx):
+    """The pool's threads are not ours: others may use the tiles as well."""
+    check_case(library, Case(t=40, s=50, dtype=BF16, threads=1), amx)
+    assert library.TilesAtRest()
+
+
 def main():
     """What the sanitizers are to see: cases of every kind."""
     library = ctypes.CDLL(sys.argv[1])
@@ -384,7 +448,7 @@ def main():
 
 
 def test_sanitized(tmp_path):
-    check_sanitized(__file__, compile_sanitized(tmp_path, SOURCES))
+    check_sanitized(__file__, compile_sanitized(tmp_path, SOURCES, *amx_flags()))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ KERNELS = {
     "moments": ("portable", "avx2", "avx512"),
     "pool": ("portable", "avx2", "avx512"),
     "geam": ("portable", "avx2"),
-    "attention": ("avx2", "avx512", "avx512_bf16"),
+    "attention": ("avx2", "avx512", "avx512_bf16"),  # of float32: tiles are of 16 bits
 }
 # What oneDNN may call the instruction set that it uses.
 ONEDNN = {

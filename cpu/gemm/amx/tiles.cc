@@ -14,6 +14,7 @@
     "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,bmi2,fma,amx-tile,amx-bf16")
 #include "cpu/gemm/amx/pack.h"
 #include "cpu/gemm/amx/tiles.h"
+#include "cpu/vectors/amx.h"
 #include "cpu/vectors/avx512.h"
 
 namespace jax_layout {
@@ -26,16 +27,6 @@ struct V : Avx512Floats {
   static JAX_LAYOUT_INLINE void Store(BF16* p, Reg v, int n) {
     _mm256_mask_storeu_epi16(p, First(n), (__m256i)_mm512_cvtneps_pbh(v));
   }
-};
-
-// All eight tiles are 16 rows of 64 bytes: 0 to 3 sums, 4 and 5 left, 6 and 7
-// right.
-struct alignas(64) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
 // A product of panels. A panel's second tile is `tile` bytes after its first,
@@ -53,35 +44,12 @@ struct Product {
   int64_t next_stride, next_rows;
 };
 
-#define JAX_LAYOUT_AMX_STEP(left, stride, tile, right)                 \
-  do {                                                                 \
-    _tile_loadd(6, right, 64);                                         \
-    _tile_loadd(4, left, stride);                                      \
-    _tile_dpbf16ps(0, 4, 6);                                           \
-    if constexpr (kCols == 2) _tile_loadd(7, (right) + 1024, 64);      \
-    if constexpr (kCols == 2) _tile_dpbf16ps(1, 4, 7);                 \
-    if constexpr (kRows == 2) _tile_loadd(5, (left) + (tile), stride); \
-    if constexpr (kRows == 2) _tile_dpbf16ps(2, 5, 6);                 \
-    if constexpr (kRows == 2 && kCols == 2) _tile_dpbf16ps(3, 5, 7);   \
-  } while (false)
-
 // kRows x kCols tiles.
 template <int kRows, int kCols>
 void Multiply(const Product& p) {
-  // The tile instructions are opaque to the compiler, which must not move
-  // what packing wrote past them.
-  asm volatile("" ::: "memory");
-  if (p.add) {
-    _tile_loadd(0, p.sums, 64);
-    if constexpr (kCols == 2) _tile_loadd(1, p.sums + 256, 64);
-    if constexpr (kRows == 2) _tile_loadd(2, p.sums + 512, 64);
-    if constexpr (kRows == 2 && kCols == 2) _tile_loadd(3, p.sums + 768, 64);
-  } else {
-    _tile_zero(0);
-    if constexpr (kCols == 2) _tile_zero(1);
-    if constexpr (kRows == 2) _tile_zero(2);
-    if constexpr (kRows == 2 && kCols == 2) _tile_zero(3);
-  }
+  using Sums = AmxSums<kRows, kCols>;
+  asm volatile("" ::: "memory");  // what was packed is there
+  p.add ? Sums::Load(p.sums) : Sums::Zero();
   const char* left = p.left;
   const char* right = p.right;
   const char* next = p.next;
@@ -89,18 +57,13 @@ void Multiply(const Product& p) {
     for (int64_t i = 0; i < p.next_rows; ++i) {
       _mm_prefetch(next + i * p.next_stride, _MM_HINT_T1);
     }
-    JAX_LAYOUT_AMX_STEP(left, p.left_stride, p.left_tile, right);
+    Sums::Add(left, p.left_stride, p.left_tile, right, 64, 1024);
     left += p.left_step;
     right += kAmxStepBytes;
     next += 64;
   }
-  if (p.left_tail != nullptr) {
-    JAX_LAYOUT_AMX_STEP(p.left_tail, 64, 1024, right);
-  }
-  _tile_stored(0, p.sums, 64);
-  if constexpr (kCols == 2) _tile_stored(1, p.sums + 256, 64);
-  if constexpr (kRows == 2) _tile_stored(2, p.sums + 512, 64);
-  if constexpr (kRows == 2 && kCols == 2) _tile_stored(3, p.sums + 768, 64);
+  if (p.left_tail != nullptr) Sums::Add(p.left_tail, 64, 1024, right, 64, 1024);
+  Sums::Store(p.sums);
 }
 
 void Multiply(const Product& p, int64_t rows, int64_t cols) {
@@ -473,28 +436,28 @@ void RunStreamed(const AmxBlock& b) {
 }  // namespace
 
 void RunAmxStreamed(const AmxBlock& block) {
-  const TileConfig config;
-  _tile_loadconfig(&config);
-  if (block.rows <= kAmxTile) {
-    RunStreamed<1>(block);
-  } else if (block.rows <= 2 * kAmxTile) {
-    RunStreamed<2>(block);
-  } else {
-    RunStreamed<3>(block);
+  {
+    const AmxTiles tiles;
+    if (block.rows <= kAmxTile) {
+      RunStreamed<1>(block);
+    } else if (block.rows <= 2 * kAmxTile) {
+      RunStreamed<2>(block);
+    } else {
+      RunStreamed<3>(block);
+    }
   }
-  _tile_release();
   if (block.stream) _mm_sfence();
 }
 
 void RunAmxBlock(const AmxBlock& block) {
-  const TileConfig config;
-  _tile_loadconfig(&config);
-  int64_t k0 = 0;
-  do {
-    KBlock(block, k0).Run();
-    k0 += block.k_block;
-  } while (k0 < block.k);
-  _tile_release();
+  {
+    const AmxTiles tiles;
+    int64_t k0 = 0;
+    do {
+      KBlock(block, k0).Run();
+      k0 += block.k_block;
+    } while (k0 < block.k);
+  }
   if (block.stream) _mm_sfence();
 }
 

@@ -5,6 +5,7 @@
 
 #include "cpu/attention/attention.h"
 #include "tests/threads.h"
+#include "tests/tiles_at_rest.h"
 
 using namespace jax_layout;
 
@@ -22,7 +23,8 @@ struct Problem {
 };
 
 // By the index in the tests' ISAS.
-static constexpr Isa kIsas[] = {Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
+static constexpr Isa kIsas[] = {Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16,
+                                Isa::kAmx};
 
 int has_isa(int isa) { return kIsas[isa] <= BestIsa(); }
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The hand-written CPU GEMMs as a C function, for tests without JAX.
-#include <immintrin.h>
-
 #include <vector>
 
 #include "core/gemm/problem.h"
@@ -11,6 +9,7 @@
 #include "cpu/gemm/matvec/matvec.h"
 #include "cpu/gemm/skinny/skinny.h"
 #include "tests/threads.h"
+#include "tests/tiles_at_rest.h"
 
 using namespace jax_layout;
 
@@ -57,16 +56,6 @@ int HasMethod(int method) {
   problem.operands = problem.result = DType::kBF16;
   if (method == kAmx) return AmxSupports(problem);
   return BestIsa() >= LevelOf(method);
-}
-
-// Whether the calling thread has no tiles configured; only with AMX.
-__attribute__((target("amx-tile"))) int TilesAtRest() {
-  alignas(64) char config[64];
-  _tile_storeconfig(config);
-  for (char byte : config) {
-    if (byte != 0) return 0;
-  }
-  return 1;
 }
 
 // 0 if y was written, 1 for an error, 2 if the method does not do it.
