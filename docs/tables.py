@@ -26,6 +26,7 @@ README = Path(__file__).parent.parent / "README.md"
 PROGRAMS = Path(__file__).with_name("programs.md")
 LAYOUTS = Path(__file__).with_name("optimize_layout.md")
 PRODUCTS = Path(__file__).with_name("gemm.md")
+ATTENTION = Path(__file__).with_name("attention.md")
 GPU = Path(__file__).with_name("gpu.md")
 H100 = RESULTS / "nvidia-h100-80gb-hbm3" / "jax-0.11.2"
 H100_TABLE = (
@@ -304,10 +305,10 @@ def layouts(found: dict[str, list[Report]]) -> str:
     return "\n".join(parts) or "Nothing is recorded yet.\n"
 
 
-def products(found: dict[str, list[Report]]) -> str:
+def bounds(found: dict[str, list[Report]], *files: str) -> str:
     """A row a product, beside what bounds it; a table a profile."""
     reports: dict[str, dict[str, list[Report]]] = {}
-    for name in ("gemm", "linear"):
+    for name in files:
         for report in sorted(newest(found.get(name, ())).values(), key=_rank_of):
             if any(s.role == "peak" for case in report.cases for s in case.samples):
                 of_class = reports.setdefault(report.machine["class"], {})
@@ -317,11 +318,11 @@ def products(found: dict[str, list[Report]]) -> str:
         for of_profile in profiles.values():
             first = of_profile[0]
             parts.append(f"**{title({'': first})}, {_date(first)[:10]}:**\n")
-            parts.append(_products(case for each in of_profile for case in each.cases))
+            parts.append(_bounds(case for each in of_profile for case in each.cases))
     return "\n".join(parts) or "Nothing is recorded yet.\n"
 
 
-def _products(cases: Iterable[CaseResult]) -> str:
+def _bounds(cases: Iterable[CaseResult]) -> str:
     heads = "| | | GFLOP/s | % of the limit | limit | times jax | times torch |"
     lines = [heads, "|---|---|--:|--:|---|--:|--:|"]
     for case in cases:
@@ -334,7 +335,7 @@ def _products(cases: Iterable[CaseResult]) -> str:
         peak = next((s for s in case.samples if s.role == "peak"), None)
         memory = copy and (peak is None or copy.median > peak.median)
         cells = [
-            case.name,
+            f"{case.group}: {case.name.removesuffix(', ' + case.config['dtype'])}",
             dtype,
             f"{case.flops / ours.median / 1e9:.0f}",
             f"{100 * share:.0f}",
@@ -406,7 +407,8 @@ def pages(found: dict[str, list[Report]]) -> dict[Path, str]:
         README: renewed(README.read_text(), table(found)),
         PROGRAMS: renewed(PROGRAMS.read_text(), programs(found)),
         LAYOUTS: renewed(LAYOUTS.read_text(), layouts(found)),
-        PRODUCTS: renewed(PRODUCTS.read_text(), products(found)),
+        PRODUCTS: renewed(PRODUCTS.read_text(), bounds(found, "gemm", "linear")),
+        ATTENTION: renewed(ATTENTION.read_text(), bounds(found, "attention")),
         GPU: renewed(
             renewed(GPU.read_text(), gpu_permutes(H100)),
             gpu_choices(choices.load(H100_TABLE)),
