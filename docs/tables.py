@@ -407,7 +407,7 @@ def pages(found: dict[str, list[Report]]) -> dict[Path, str]:
         README: renewed(README.read_text(), table(found)),
         PROGRAMS: renewed(PROGRAMS.read_text(), programs(found)),
         LAYOUTS: renewed(LAYOUTS.read_text(), layouts(found)),
-        PRODUCTS: renewed(PRODUCTS.read_text(), bounds(found, "gemm", "linear")),
+        PRODUCTS: renewed(PRODUCTS.read_text(), bounds(found, "gemm")),
         ATTENTION: renewed(ATTENTION.read_text(), bounds(found, "attention")),
         GPU: renewed(
             renewed(GPU.read_text(), gpu_permutes(H100)),

@@ -67,7 +67,7 @@ def test_pages_of_large_results_are_counted():
     jax.block_until_ready(f(x))
     with jl.profile() as p:
         for _ in range(3):
-            y = f(x)
+            y = jax.block_until_ready(f(x))
     assert p.calls == 3 and y[0] == 2
     assert p.page_faults >= 3 * x.nbytes // resource.getpagesize()
 
