@@ -243,7 +243,7 @@ def _programs(reports: dict[str, Report]) -> str:
     """A row a program, in the order of its ratio in the first of the reports."""
     first, *_ = reports.values()
     heads = ["program", "", "jax, ms", "ours, ms", "times", *list(reports)[1:]]
-    heads += ["compiled in, s", "temporary, MB", "calls"]
+    heads += ["of the peak, %", "compiled in, s", "temporary, MB", "calls"]
     aligned = "|---|---|" + "--:|" * (len(heads) - 2)
     lines = [f"| {' | '.join(heads)} |", aligned]
     for case in sorted(first.cases, key=lambda case: case.speedup("jax", False) or 0):
@@ -255,6 +255,9 @@ def _programs(reports: dict[str, Report]) -> str:
             same = (other for other in report.cases if _same(case, other))
             value = next((other.speedup("jax", False) for other in same), None)
             cells.append(f"{value:.2f}" if value else "")
+        peak = next((s.median for s in case.samples if s.role == "peak"), None)
+        of = (f"{100 * peak / s.median:.0f}" for s in samples if s and peak)
+        cells.append(", ".join(of))
         for key, unit in (("compile_seconds", 1.0), ("temporary_bytes", 1e6)):
             of = (case.config.get(f"{whose}{key}") for whose in ("", "our_"))
             cells.append(", ".join(f"{float(v) / unit:.1f}" for v in of if v))

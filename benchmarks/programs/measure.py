@@ -14,8 +14,10 @@ import numpy as np
 import jax_layout as jl
 from benchmarks import xla_program
 from benchmarks.harness import Timing, measure
+from benchmarks.peers import peak_peer
 from benchmarks.programs.program import Program
 from benchmarks.results import CaseResult
+from jax_layout.explain.hlo import flops, parse
 from tests import hlo
 
 # Of a result's largest value; or so many times what inputs that are nudged do to it.
@@ -63,12 +65,15 @@ def run(
     if not worst <= 1:
         skipped = {"ours": f"wrong result: {worst:.1f} times the tolerance"}
         return CaseResult(group, program.name, config, moved, (), skipped)
+    operations = _operations(theirs)
     contenders = [
         xla_program.contender("ours", "ours", ours, args),
         xla_program.contender("jax", "peer", theirs, args),
     ]
-    samples = measure(contenders, timing, on_round)
-    return CaseResult(group, program.name, config, moved, tuple(samples))
+    if operations:
+        contenders += peak_peer.contenders(program.dtype, operations)
+    samples = tuple(measure(contenders, timing, on_round))
+    return CaseResult(group, program.name, config, moved, samples, flops=operations)
 
 
 def _compiled(
@@ -98,6 +103,16 @@ def _compiled(
 
 def _temporary(compiled: Any) -> int:
     return int(compiled.memory_analysis().temp_size_in_bytes)
+
+
+def _operations(compiled: Any) -> int:
+    """Of the products and convolutions of a program, those in loops as often."""
+    module = parse(compiled.as_text())
+    return sum(
+        trips.times * flops(module, computation, i)
+        for computation, trips in module.trips.items()
+        for i in module.computations[computation]
+    )
 
 
 def nudged(tree: Any, size: float, seed: int) -> Any:

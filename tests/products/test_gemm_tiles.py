@@ -30,7 +30,7 @@ SOURCES = sources(
 )
 MATVEC = ("matvec_avx512", "matvec_avx2")
 SKINNY = ("skinny_avx512_bf16", "skinny_avx512", "skinny_avx2")
-BLOCKED = ("blocked_avx512", "blocked_avx2")
+BLOCKED = ("blocked_avx512_bf16", "blocked_avx512", "blocked_avx2")
 METHODS = ("amx", *MATVEC, *BLOCKED, *SKINNY)
 DTYPES = (  # as in DType
     *(np.float32, np.float64, ml_dtypes.bfloat16, np.float16),
@@ -565,8 +565,9 @@ def test_special_values(library, activation):
 @transposes
 def test_what_is_not_finite_stays_in_its_row_and_column(library, method, ta, tb):
     need(library, method)
+    dtype = BF16 if method.endswith("bf16") else F32
     for m, n, k in [(8, 8, 8), (29, 45, 20), (130, 300, 700)]:
-        a, b = np.ones((m, k), F32), np.ones((k, n), F32)
+        a, b = np.ones((m, k), dtype), np.ones((k, n), dtype)
         a[m // 2, k // 2], b[k // 3, n // 2], b[k // 3, -1] = np.nan, np.inf, -np.inf
         y = np.full((m, n), np.nan, F32)
         operands = [
@@ -574,7 +575,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column(library, method, ta, tb)
         ]
         lds = [x.shape[1] for x in operands]
         problem = CProblem(m, n, k, ta, lds[0], tb, lds[1], n, 0)
-        problem.alpha = 1
+        problem.operands, problem.alpha = DTYPES.index(dtype), 1
         a_, b_, y_ = (ctypes.c_void_p(x.ctypes.data) for x in (*operands, y))
         null = ctypes.c_void_p()
         assert not library.Gemm(

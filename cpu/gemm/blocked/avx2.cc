@@ -13,7 +13,7 @@
 
 namespace jax_layout {
 
-const BlockedKernels kBlockedAvx2 = kBlocked<Avx2Floats>;
+const BlockedKernels kBlockedAvx2 = kBlocked<Widened<Avx2Floats>>;
 
 }  // namespace jax_layout
 #endif  // __x86_64__

@@ -16,7 +16,7 @@
 
 namespace jax_layout {
 
-const BlockedKernels kBlockedAvx512 = kBlocked<Avx512Floats>;
+const BlockedKernels kBlockedAvx512 = kBlocked<Widened<Avx512Floats>>;
 
 }  // namespace jax_layout
 #endif  // __x86_64__

@@ -27,37 +27,38 @@ constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kPackedBytes = 8 << 20;
 // Panels that are packed together: longer pieces of rows are read.
 constexpr int64_t kGroup = 4;
+// Panels of b that are deeper than what fits in L1 come from L2 as fast as
+// tiles multiply; the fewer, the less often sums are stored and added to.
+constexpr int64_t kMostDeep = 512;
 // Operands of so many bytes are read where they are: packing would cost more
 // than what it saves.
 constexpr int64_t kDirectBytes = 64 << 10;
 
-const Kernels<const BlockedKernels*> kKernels("blocked",
-                                              {
+const Kernels<const BlockedKernels*> kKernels(
+    "blocked", {
 #ifdef __x86_64__
-                                                  {Isa::kAvx512,
-                                                   &kBlockedAvx512},
-                                                  {Isa::kAvx2, &kBlockedAvx2},
+                   {Isa::kAvx512Bf16, &kBlockedAvx512Bf16},
+                   {Isa::kAvx512, &kBlockedAvx512},
+                   {Isa::kAvx2, &kBlockedAvx2},
 #elif defined(__aarch64__)
-                                                  {Isa::kNeon, &kBlockedNeon},
+                   {Isa::kNeon, &kBlockedNeon},
 #endif
-                                              });
+               });
 
-struct Caches {
-  int64_t l1 = 32 << 10, l2 = 512 << 10;
-};
+// Pairs are of bf16.
+Isa LevelFor(const GemmProblem& problem, Isa isa) {
+  return problem.operands == DType::kBF16 ? isa : std::min(isa, Isa::kAvx512);
+}
 
-const Caches& ProcessorCaches() {
-  static const Caches caches = [] {
-    Caches found;
-#ifdef _SC_LEVEL1_DCACHE_SIZE
-    const int64_t l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE);
-    const int64_t l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    if (l1 > 0) found.l1 = l1;
-    if (l2 > 0) found.l2 = l2;
+int64_t CacheBytes() {
+  static const int64_t bytes = [] {
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    const int64_t found = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    if (found > 0) return found;
 #endif
-    return found;
+    return int64_t{512} << 10;
   }();
-  return caches;
+  return bytes;
 }
 
 // How y is cut, and what is packed.
@@ -73,15 +74,11 @@ struct Blocks {
 Blocks ChooseBlocks(const GemmProblem& problem, const BlockedKernels& kernels,
                     int64_t k, int64_t threads) {
   const GemmPlan& plan = problem.plan;
-  const Caches& caches = ProcessorCaches();
   const bool f32 = problem.operands == DType::kF32;
   const int64_t steps = plan.Steps(), deep = std::max<int64_t>(1, k);
   Blocks b;
-  // A panel of b takes two thirds of L1.
-  const int64_t k_most =
-      std::clamp<int64_t>(caches.l1 * 2 / 3 / (kernels.cols * 4), 128, 512);
-  b.k_block = CeilDiv(deep, CeilDiv(deep, k_most));
-  b.rows = std::max(caches.l2 / 2 / (deep * 4), 4 * kernels.rows);
+  b.k_block = CeilDiv(deep, CeilDiv(deep, kMostDeep));
+  b.rows = std::max(CacheBytes() / 2 / (deep * 4), 4 * kernels.rows);
   b.a_direct = f32 && plan.n <= 4 * kernels.cols &&
                (plan.a.transposed ? k : plan.m) * plan.a.ld * 4 <= kDirectBytes;
   b.b_direct =
@@ -155,7 +152,8 @@ class Product {
         executor_(executor),
         kernels_(kernels),
         // Without alpha the operands are not read.
-        k_(problem.alpha == 0. ? 0 : plan_.k),
+        summed_(problem.alpha == 0. ? 0 : plan_.k),
+        k_(CeilDiv(summed_, kernels.depth)),
         in_(ItemSize(problem.operands)),
         out_(ItemSize(problem.result)),
         blocks_(ChooseBlocks(problem, kernels, k_, executor.num_threads())),
@@ -215,7 +213,9 @@ class Product {
   const GemmBuffers& buffers_;
   const Executor& executor_;
   const BlockedKernels& kernels_;
-  const int64_t k_, in_, out_;
+  const int64_t summed_;  // elements along k
+  const int64_t k_;       // floats in their place
+  const int64_t in_, out_;
   const Blocks blocks_;
   const int64_t a_panel_, steps_;
   BlockedPanel panel_ = {};
@@ -235,14 +235,14 @@ Product::Operands Product::Step(int64_t step) const {
 void Product::PackA(const Operands& at, int64_t row, int64_t rows,
                     float* to) const {
   kernels_.pack({problem_.operands, at.a + row * panel_.a_row * in_, plan_.a.ld,
-                 !plan_.a.transposed, rows, k_, true, to, a_panel_});
+                 !plan_.a.transposed, rows, summed_, true, to, a_panel_});
 }
 
 void Product::PackB(const Operands& at, int64_t col, int64_t cols,
                     float* to) const {
   kernels_.pack({problem_.operands,
                  at.b + col * (plan_.b.transposed ? plan_.b.ld : 1) * in_,
-                 plan_.b.ld, plan_.b.transposed, cols, k_, false, to,
+                 plan_.b.ld, plan_.b.transposed, cols, summed_, false, to,
                  k_ * kernels_.cols});
 }
 
@@ -392,7 +392,8 @@ bool BlockedSupports(const GemmProblem& problem) {
          problem.alpha.imag() == 0 && problem.beta.imag() == 0 &&
          (problem.activation == Activation::kNone ||
           problem.derivative == Activation::kNone) &&
-         !(problem.sums && problem.alpha == 0.) && kKernels.At() != nullptr;
+         !(problem.sums && problem.alpha == 0.) &&
+         kKernels.At(LevelFor(problem, BestIsa())) != nullptr;
 }
 
 Status GemmBlocked(const GemmProblem& problem, const GemmBuffers& buffers,
@@ -402,7 +403,7 @@ Status GemmBlocked(const GemmProblem& problem, const GemmBuffers& buffers,
 
 Status GemmBlocked(const GemmProblem& problem, const GemmBuffers& buffers,
                    const Executor& executor, Isa isa) {
-  const BlockedKernels* kernels = kKernels.Take(isa);
+  const BlockedKernels* kernels = kKernels.Take(LevelFor(problem, isa));
   if (kernels == nullptr) return Status::Error("gemm: no blocks here.");
   if (problem.plan.m * problem.plan.n * problem.plan.Steps() == 0) {
     return Status::Ok();

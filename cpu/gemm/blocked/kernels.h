@@ -5,7 +5,7 @@
 //
 //                   cols
 //             +--+--+--+--+
-//           k |  |  |  |  |  panels: k_block x a tile's columns stay in L1
+//           k |  |  |  |  |  panels: k_block x a tile's columns
 //             +--+--+--+--+
 //        k
 //   +--------+--+
@@ -13,10 +13,12 @@
 //   +--------+--+
 //   |        |  |
 //   +--------+--+
-//     panels of a tile's rows pass by from L2
+//     panels pass by from L2
 //
 // A tile multiplies a vector or two of b with single elements of a. In a packed
-// panel, what is needed for one k is together and the next k follows.
+// panel, what is needed for one k is together and the next k follows. Where the
+// processor multiplies pairs of bf16, a pair stands in the place of a float,
+// and panels are half as deep.
 #ifndef JAX_LAYOUT_CPU_GEMM_BLOCKED_KERNELS_H_
 #define JAX_LAYOUT_CPU_GEMM_BLOCKED_KERNELS_H_
 
@@ -59,13 +61,14 @@ struct BlockedPanel {
 struct BlockedKernels {
   int64_t rows, cols;  // of a tile, at most
   int64_t lanes;
-  bool masks;  // loads parts of vectors
+  int64_t depth;  // elements along k in the place of a float
+  bool masks;     // loads parts of vectors
   void (*pack)(const BlockedPack&);
   void (*run)(const BlockedPanel&);
 };
 
 #ifdef __x86_64__
-extern const BlockedKernels kBlockedAvx512, kBlockedAvx2;
+extern const BlockedKernels kBlockedAvx512Bf16, kBlockedAvx512, kBlockedAvx2;
 #elif defined(__aarch64__)
 extern const BlockedKernels kBlockedNeon;
 #endif
@@ -73,6 +76,28 @@ extern const BlockedKernels kBlockedNeon;
 namespace {
 
 JAX_LAYOUT_INLINE int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Operands widened to f32.
+template <class V>
+struct Widened : V {
+  using Reg = typename V::Reg;
+  static constexpr int64_t kDepth = 1;
+
+  static JAX_LAYOUT_INLINE Reg MultiplyAdd(Reg sum, Reg left, Reg right) {
+    return sum + left * right;
+  }
+  // Of `rows` rows, up to kDepth, `lanes` columns.
+  template <class T>
+  static JAX_LAYOUT_INLINE Reg LoadAcross(const T* p, int64_t, int64_t,
+                                          int lanes) {
+    return V::Load(p, lanes);
+  }
+  // So many elements of a row, up to kDepth times the lanes.
+  template <class T>
+  static JAX_LAYOUT_INLINE Reg LoadAlong(const T* p, int count) {
+    return V::Load(p, count);
+  }
+};
 
 // Rows in tiles of nearly the same size.
 struct TileRows {
@@ -111,19 +136,22 @@ JAX_LAYOUT_INLINE PanelPlace PlaceOf(const BlockedPack& p, int64_t panels,
 // are read.
 template <class V, class T>
 void PackAcross(const BlockedPack& p, int64_t panels) {
-  constexpr int64_t kLanes = V::kLanes;
+  constexpr int64_t kLanes = V::kLanes, kDepth = V::kDepth;
   constexpr int64_t kAhead = 8;  // rows that are asked for
-  for (int64_t q = 0; q < p.k; ++q) {
+  for (int64_t q = 0; q < p.k; q += kDepth) {
     const T* row = static_cast<const T*>(p.from) + q * p.ld;
+    const int64_t rows = Least(kDepth, p.k - q);
     // Of what follows a row in memory, whole vectors may have some.
-    const bool whole = (p.k - 1 - q) * p.ld >= kLanes;
+    const bool whole = (p.k - q - rows) * p.ld >= kLanes;
     for (int64_t i = 0; i < panels; ++i) {
       const auto [first, width, stride] = PlaceOf<V>(p, panels, i);
-      float* to = p.to + i * p.panel + q * stride;
+      float* to = p.to + i * p.panel + q / kDepth * stride;
       for (int64_t j = 0; j < width; j += kLanes) {
         const int n = whole ? kLanes : Least(kLanes, width - j);
-        __builtin_prefetch(row + kAhead * p.ld + first + j);
-        V::Store(to + j, V::Load(row + first + j, n));
+        for (int64_t r = 0; r < kDepth; ++r) {
+          __builtin_prefetch(row + (kAhead + r) * p.ld + first + j);
+        }
+        V::Store(to + j, V::LoadAcross(row + first + j, p.ld, rows, n));
       }
     }
   }
@@ -132,22 +160,25 @@ void PackAcross(const BlockedPack& p, int64_t panels) {
 template <class V, class T>
 void PackAlong(const BlockedPack& p, int64_t panels) {
   using Reg = typename V::Reg;
-  constexpr int64_t kLanes = V::kLanes;
+  constexpr int64_t kLanes = V::kLanes, kMost = V::kDepth * kLanes;
   for (int64_t i = 0; i < panels; ++i) {
     const auto [first, width, stride] = PlaceOf<V>(p, panels, i);
     for (int64_t j = 0; j < width; j += kLanes) {
       const int64_t rows = Least(kLanes, width - j);
-      for (int64_t q = 0; q < p.k; q += kLanes) {
+      for (int64_t q = 0; q < p.k; q += kMost) {
         const T* from = static_cast<const T*>(p.from) + (first + j) * p.ld + q;
-        float* to = p.to + i * p.panel + q * stride + j;
-        const int n = static_cast<int>(Least(kLanes, p.k - q));
+        float* to = p.to + i * p.panel + q / V::kDepth * stride + j;
+        const int count = static_cast<int>(Least(kMost, p.k - q));
+        const int n = (count + V::kDepth - 1) / V::kDepth;
         Reg r[kLanes];
-        if (rows == kLanes && n == kLanes) {
+        if (rows == kLanes && count == kMost) {
 #pragma GCC unroll 16
-          for (int l = 0; l < kLanes; ++l) r[l] = V::Load(from + l * p.ld);
+          for (int l = 0; l < kLanes; ++l) {
+            r[l] = V::LoadAlong(from + l * p.ld, kMost);
+          }
         } else {
           for (int l = 0; l < kLanes; ++l) {
-            r[l] = l < rows ? V::Load(from + l * p.ld, n) : V::Zero();
+            r[l] = l < rows ? V::LoadAlong(from + l * p.ld, count) : V::Zero();
           }
         }
         V::Transpose(r);
@@ -171,9 +202,13 @@ void PackOf(const BlockedPack& p) {
 
 template <class V>
 void Pack(const BlockedPack& p) {
-  if (p.type == DType::kBF16) return PackOf<V, BF16>(p);
-  if (p.type == DType::kF16) return PackOf<V, F16>(p);
-  PackOf<V, float>(p);
+  if constexpr (V::kDepth > 1) {
+    PackOf<V, BF16>(p);
+  } else {
+    if (p.type == DType::kBF16) return PackOf<V, BF16>(p);
+    if (p.type == DType::kF16) return PackOf<V, F16>(p);
+    PackOf<V, float>(p);
+  }
 }
 
 struct TileArguments {
@@ -218,7 +253,7 @@ void Tile(const TileArguments& arguments) {
       const Reg left = V::Set(a[r * a_row]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        sum[r][v] = sum[r][v] + left * right[v];
+        sum[r][v] = V::MultiplyAdd(sum[r][v], left, right[v]);
       }
     }
     a += a_k;
@@ -322,8 +357,9 @@ void RunPanel(const BlockedPanel& b) {
 
 template <class V>
 constexpr BlockedKernels kBlocked = {V::kTileRows, V::kTileVectors * V::kLanes,
-                                     V::kLanes,    V::kMasks,
-                                     Pack<V>,      RunPanel<V>};
+                                     V::kLanes,    V::kDepth,
+                                     V::kMasks,    Pack<V>,
+                                     RunPanel<V>};
 
 }  // namespace
 }  // namespace jax_layout

@@ -6,7 +6,7 @@
 
 namespace jax_layout {
 
-const BlockedKernels kBlockedNeon = kBlocked<NeonFloats>;
+const BlockedKernels kBlockedNeon = kBlocked<Widened<NeonFloats>>;
 
 }  // namespace jax_layout
 #endif  // __aarch64__

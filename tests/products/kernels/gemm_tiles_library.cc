@@ -30,6 +30,7 @@ enum Method {
   kAmx,
   kMatvecAvx512,
   kMatvecAvx2,
+  kBlockedAvx512Bf16,
   kBlockedAvx512,
   kBlockedAvx2,
   kSkinnyAvx512Bf16,
@@ -39,6 +40,7 @@ enum Method {
 
 Isa LevelOf(int method) {
   switch (method) {
+    case kBlockedAvx512Bf16:
     case kSkinnyAvx512Bf16:
       return Isa::kAvx512Bf16;
     case kMatvecAvx512:
@@ -93,7 +95,7 @@ int Gemm(int method, const Problem* p, int num_threads, const void* a,
     if (!SkinnySupports(problem)) return 2;
     return GemmSkinny(problem, buffers, threads, isa).ok() ? 0 : 1;
   }
-  if (method >= kBlockedAvx512) {
+  if (method >= kBlockedAvx512Bf16) {
     if (!BlockedSupports(problem)) return 2;
     return GemmBlocked(problem, buffers, threads, isa).ok() ? 0 : 1;
   }
