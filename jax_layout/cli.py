@@ -437,7 +437,7 @@ def _runs(native: Any) -> dict[str, str]:
         if target
     }
     kernels = {name: kind["level"] for name, kind in native.kernels().items()}
-    libraries["blocked"] = f"blocked ({kernels['blocked']})"
+    pairs = kernels["blocked pairs"]
     runs = {"permute": kernels["permute"]}
     for dtype in ("float32", "bfloat16", "float16", "int8", "float64"):
         methods = native.gemm_methods(
@@ -458,6 +458,8 @@ def _runs(native: Any) -> dict[str, str]:
             method="",
         )
         name = methods[0] if methods else ""
+        level = pairs if pairs and dtype == "bfloat16" else kernels["blocked"]
+        libraries["blocked"] = f"blocked ({level})"
         runs[f"{dtype} products"] = libraries.get(name, name)
     runs["epilogues of products"] = kernels["epilogue"]
     runs["matrix-vector products"] = kernels["matrix-vector"]

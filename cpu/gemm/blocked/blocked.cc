@@ -34,21 +34,24 @@ constexpr int64_t kMostDeep = 512;
 // than what it saves.
 constexpr int64_t kDirectBytes = 64 << 10;
 
-const Kernels<const BlockedKernels*> kKernels(
-    "blocked", {
+const Kernels<const BlockedKernels*> kKernels("blocked",
+                                              {
 #ifdef __x86_64__
-                   {Isa::kAvx512Bf16, &kBlockedAvx512Bf16},
-                   {Isa::kAvx512, &kBlockedAvx512},
-                   {Isa::kAvx2, &kBlockedAvx2},
+                                                  {Isa::kAvx512,
+                                                   &kBlockedAvx512},
+                                                  {Isa::kAvx2, &kBlockedAvx2},
 #elif defined(__aarch64__)
-                   {Isa::kNeon, &kBlockedNeon},
+                                                  {Isa::kNeon, &kBlockedNeon},
 #endif
-               });
-
-// Pairs are of bf16.
-Isa LevelFor(const GemmProblem& problem, Isa isa) {
-  return problem.operands == DType::kBF16 ? isa : std::min(isa, Isa::kAvx512);
-}
+                                              });
+// Of bf16 two at a time.
+const Kernels<const BlockedKernels*> kPairs("blocked pairs",
+                                            {
+#ifdef __x86_64__
+                                                {Isa::kAvx512Bf16,
+                                                 &kBlockedAvx512Bf16},
+#endif
+                                            });
 
 int64_t CacheBytes() {
   static const int64_t bytes = [] {
@@ -392,8 +395,7 @@ bool BlockedSupports(const GemmProblem& problem) {
          problem.alpha.imag() == 0 && problem.beta.imag() == 0 &&
          (problem.activation == Activation::kNone ||
           problem.derivative == Activation::kNone) &&
-         !(problem.sums && problem.alpha == 0.) &&
-         kKernels.At(LevelFor(problem, BestIsa())) != nullptr;
+         !(problem.sums && problem.alpha == 0.) && kKernels.At() != nullptr;
 }
 
 Status GemmBlocked(const GemmProblem& problem, const GemmBuffers& buffers,
@@ -403,7 +405,9 @@ Status GemmBlocked(const GemmProblem& problem, const GemmBuffers& buffers,
 
 Status GemmBlocked(const GemmProblem& problem, const GemmBuffers& buffers,
                    const Executor& executor, Isa isa) {
-  const BlockedKernels* kernels = kKernels.Take(LevelFor(problem, isa));
+  const BlockedKernels* kernels =
+      problem.operands == DType::kBF16 ? kPairs.Take(isa) : nullptr;
+  if (kernels == nullptr) kernels = kKernels.Take(isa);
   if (kernels == nullptr) return Status::Error("gemm: no blocks here.");
   if (problem.plan.m * problem.plan.n * problem.plan.Steps() == 0) {
     return Status::Ok();
