@@ -93,8 +93,8 @@ __device__ inline void StoreStreaming(char* to, const Packet<kBytes>& p) {
   __stcs(reinterpret_cast<Word<kBytes>*>(to), Pack<kBytes>(p));
 }
 
-// kBytes from anywhere, 4 or 16, as the words around them: to join them is to
-// wait for them.
+// kBytes from anywhere, 4, 12 or 16, as the words around them: to join them is
+// to wait for them.
 template <int kBytes>
 struct Around {
   Packet<kBytes + 4> words;
@@ -114,10 +114,12 @@ struct Around {
 template <int kBytes>
 __device__ inline Around<kBytes> LoadAround(const char* from) {
   Around<kBytes> out;
-  out.past = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) & 3);
+  const auto address = reinterpret_cast<uintptr_t>(from);
+  const char* words = reinterpret_cast<const char*>(address & ~uintptr_t{3});
+  out.past = static_cast<uint32_t>(address & 3);
 #pragma unroll
   for (int w = 0; w <= kBytes / 4; ++w) {
-    out.words.word[w] = LoadGlobal<4>(from - out.past + 4 * w).word[0];
+    out.words.word[w] = LoadGlobal<4>(words + 4 * w).word[0];
   }
   return out;
 }
@@ -174,6 +176,19 @@ __device__ inline void StoreShared(char* to, const Packet<kBytes>& p) {
   }
 #endif
   *reinterpret_cast<Word<kBytes>*>(to) = Pack<kBytes>(p);
+}
+
+// out[c] = bytes c of in[0], in[1], ... in that order.
+__device__ inline void TransposeBytes(const uint32_t (&in)[4],
+                                      uint32_t (&out)[4]) {
+  const uint32_t ab_low = __byte_perm(in[0], in[1], 0x5140);  // a0 b0 a1 b1
+  const uint32_t cd_low = __byte_perm(in[2], in[3], 0x5140);
+  const uint32_t ab_high = __byte_perm(in[0], in[1], 0x7362);  // a2 b2 a3 b3
+  const uint32_t cd_high = __byte_perm(in[2], in[3], 0x7362);
+  out[0] = __byte_perm(ab_low, cd_low, 0x5410);
+  out[1] = __byte_perm(ab_low, cd_low, 0x7632);
+  out[2] = __byte_perm(ab_high, cd_high, 0x5410);
+  out[3] = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
 // The block's dynamic shared memory.

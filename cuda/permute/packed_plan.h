@@ -13,21 +13,38 @@
 
 namespace jax_layout {
 
+// Three bytes or halves that stay together, whose runs begin anywhere, are one
+// element.
+__host__ __device__ constexpr bool IsTriple(int element) {
+  return element == 3 || element == 6;
+}
+// Bytes of shared memory that an element takes.
+__host__ __device__ constexpr int PackedSlot(int element) {
+  return IsTriple(element) ? element / 3 * 4 : element;
+}
+
 // Places of single bytes take 16 registers.
 __host__ __device__ constexpr int PackedThreads(int element) {
-  return element == 1 ? 192 : 256;
+  return IsTriple(element) ? 128 : element == 1 ? 192 : 256;
 }
 // For large boxes of single bytes: offsets of 32 bits alone.
 inline constexpr int kPackedLargeThreads = 512;
+// For those that move in patches: 4 x 4 bytes, words in x and in y.
+inline constexpr int kPackedPatchThreads = 256;
+__host__ __device__ constexpr bool InPatches(int element, int threads) {
+  return element == 1 && threads == kPackedPatchThreads;
+}
 // Large boxes make two waves of an H100, or more.
 inline constexpr uint32_t kPackedLargeTiles = 512;
 // Bytes of a tile that a thread moves, at most.
-inline constexpr int kPackedShare = 32;
+__host__ __device__ constexpr int PackedShare(int element, int threads) {
+  return IsTriple(element) ? 48 : InPatches(element, threads) ? 64 : 32;
+}
 
 // Bytes of an access, where runs that begin anywhere are said to have less than
 // a word.
-__host__ __device__ constexpr int PackedAccess(int vector) {
-  return vector < 4 ? 16 : vector;
+__host__ __device__ constexpr int PackedAccess(int element, int vector) {
+  return IsTriple(element) ? 12 : vector < 4 ? 16 : vector;
 }
 
 // Shared memory is padded by one bank per 32 banks and one more per 32 x 32,
@@ -45,7 +62,8 @@ __host__ __device__ constexpr uint32_t Padded(uint32_t element,
 // that is anywhere.
 __host__ __device__ constexpr uint32_t PackedBytes(int element,
                                                    uint32_t elements) {
-  return (Padded(element, elements * element) + 15) / 16 * 16;
+  const int slot = PackedSlot(element);
+  return (Padded(slot, elements * slot) + 15) / 16 * 16;
 }
 
 // Chooses the box, and all that PackedParams says.
@@ -70,13 +88,18 @@ class PackedPlanner {
       return axes_[a].x_stride < axes_[b].x_stride;
     });
     // Less where launching dominates.
-    max_elements_ =
-        threads * kPackedShare / element / (plan.size < kSmallBytes ? 4 : 1);
+    max_elements_ = threads * PackedShare(element, threads) / element /
+                    (plan.size < kSmallBytes ? 4 : 1);
   }
 
   PackedParams Plan() {
     ChooseBox();
     PackedParams p = {};
+    if (InPatches(element_, threads_)) {
+      if (!HasPatches()) return p;
+      patched_ = x_order_[0];
+      p.patch_step = Stride(false, patched_);
+    }
     p.element = element_;
     int64_t tiles = 1;
     for (int d = 0; d < rank_; ++d) {
@@ -111,15 +134,17 @@ class PackedPlanner {
     p.size = size_;
     p.wide = std::max(p.reach, y_reach) + 16 > UINT32_MAX;
     for (int k = 0; k < rank_; ++k) {
-      if (box_[k] == 1) continue;
-      const auto extent = static_cast<uint32_t>(box_[k]);
+      const auto extent = static_cast<uint32_t>(box_[k] / Step(k));
+      if (extent == 1) continue;
       p.order[p.rank++] = {extent, UINT32_MAX / extent + 1,
-                           static_cast<uint32_t>(position[k])};
+                           static_cast<uint32_t>(position[k] * Step(k))};
     }
     if (p.rank > 0) p.last_stride = p.order[p.rank - 1].stride;
     p.x = PlanRuns(true);
     p.y = PlanRuns(false);
     p.y_length = static_cast<uint32_t>(RunLength(y_order_));
+    p.y_vectors =
+        FastDivider<uint32_t>(std::max(1u, p.y_length * element_ / 16));
     p.shared_bytes = static_cast<int>(PackedBytes(element_, p.elements) +
                                       (p.y.vector < 4 ? p.y.count * 8 : 0));
     return p;
@@ -222,6 +247,7 @@ class PackedPlanner {
 
   // Bytes per access: all that decides an address must be a multiple.
   int Vector(bool x) const {
+    if (IsTriple(element_)) return 1;
     const int64_t length = RunLength(Order(x));
     int64_t bits = alignment_ | length * element_, inside = 1;
     for (int k = 0; k < rank_; ++k) {
@@ -234,15 +260,33 @@ class PackedPlanner {
       if (inside > length && box_[d] > 1) bits |= bytes;
     }
     const int64_t aligned = bits & -bits;
-    return aligned >= 16 ? 16 : element_ < 4 && aligned >= 4 ? 4 : element_;
+    if (aligned >= 16) return 16;
+    if (x && InPatches(element_, threads_)) return aligned == 8 ? 8 : 1;
+    return element_ < 4 && aligned >= 4 ? 4 : element_;
   }
+
+  // Whether x's innermost axis has whole words, of whose bytes each is in
+  // another run of y, and those are whole words too.
+  bool HasPatches() const {
+    int64_t before = 1;
+    for (int k = 0; y_order_[k] != x_order_[0]; ++k) {
+      before *= box_[y_order_[k]];
+    }
+    return box_[x_order_[0]] % 4 == 0 && Vector(false) >= 4 &&
+           before >= RunLength(y_order_);
+  }
+
+  // Positions of axis d that a thread moves at a time.
+  int64_t Step(int d) const { return d == patched_ ? 4 : 1; }
 
   // Elements from a run to the next in shared memory: where runs begin
   // anywhere, they fill whole vectors.
   int64_t Pitch(bool x) const {
     const int64_t length = RunLength(Order(x));
-    const int64_t vector = Vector(x) < 4 ? 16 / element_ : 1;
-    return (length + vector - 1) / vector * vector;
+    const int vector = Vector(x);
+    const int64_t whole =
+        vector < 4 ? PackedAccess(element_, vector) / element_ : 1;
+    return (length + whole - 1) / whole * whole;
   }
 
   // Elements of shared memory that the box takes in an order.
@@ -292,13 +336,15 @@ class PackedPlanner {
     for (int k = 0; k < rank_; ++k) {
       const int d = Order(x)[k];
       inside *= box_[d];
-      if (inside <= length || box_[d] == 1) continue;
-      runs.dims[runs.rank++] = {FastDivider<uint32_t>(box_[d]), Stride(x, d)};
-      runs.count *= static_cast<uint32_t>(box_[d]);
+      const int64_t step = x ? 1 : Step(d), extent = box_[d] / step;
+      if (inside <= length || extent == 1) continue;
+      runs.dims[runs.rank++] = {FastDivider<uint32_t>(extent),
+                                step * Stride(x, d)};
+      runs.count *= static_cast<uint32_t>(extent);
     }
-    runs.vector = Vector(x);
-    runs.length = FastDivider<uint32_t>(
-        static_cast<uint32_t>(Pitch(x) * element_ / PackedAccess(runs.vector)));
+    runs.vector = !x && patched_ >= 0 ? 4 : Vector(x);
+    runs.length = FastDivider<uint32_t>(static_cast<uint32_t>(
+        Pitch(x) * element_ / PackedAccess(element_, runs.vector)));
     return runs;
   }
 
@@ -310,6 +356,7 @@ class PackedPlanner {
   int64_t size_;
   int64_t max_elements_;
   int rank_ = 0;
+  int patched_ = -1;  // the axis along which patches have their rows
   Axis axes_[kMaxRank + 1];
   int x_order_[kMaxRank + 1], y_order_[kMaxRank + 1];
   std::array<int64_t, kMaxRank + 1> box_;
@@ -321,13 +368,22 @@ inline PackedParams PlanPacked(const PermutePlan& plan, int element,
                                int alignment) {
   PackedPlanner planner(plan, element, alignment, PackedThreads(element));
   const PackedParams p = planner.Plan();
+  if (IsTriple(static_cast<int>(plan.chunk)) && p.y.vector < 4) {
+    const int triple = static_cast<int>(plan.chunk);
+    const PackedParams triples =
+        PackedPlanner(plan, triple, alignment, PackedThreads(triple)).Plan();
+    if (triples.tiles > 0 && !triples.wide) return triples;
+  }
   if (element > 1) return p;
-  PackedPlanner large_planner(plan, element, alignment, kPackedLargeThreads);
-  const PackedParams large = large_planner.Plan();
-  return large.tiles >= kPackedLargeTiles && !large.wide &&
-                 large_planner.Traffic() < 0.9 * planner.Traffic()
-             ? large
-             : p;
+  for (const int threads : {kPackedPatchThreads, kPackedLargeThreads}) {
+    PackedPlanner large_planner(plan, element, alignment, threads);
+    const PackedParams large = large_planner.Plan();
+    if (large.tiles >= kPackedLargeTiles && !large.wide &&
+        large_planner.Traffic() < 0.9 * planner.Traffic()) {
+      return large;
+    }
+  }
+  return p;
 }
 
 }  // namespace jax_layout

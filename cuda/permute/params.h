@@ -136,7 +136,7 @@ struct PackedParams {
   };
   // The contiguous runs of a tile, on one side.
   struct Runs {
-    int vector;  // bytes per access; below 4, 16 from anywhere
+    int vector;  // bytes per access; below 4, more from anywhere
     uint32_t count;
     FastDivider<uint32_t> length;  // accesses
     int rank;
@@ -159,15 +159,17 @@ struct PackedParams {
   int shared_bytes;
   uint32_t elements;  // of shared memory, where such runs are whole vectors
   uint32_t tiles;
-  int threads;        // of a block
-  uint32_t y_length;  // elements of a run
+  int threads;                      // of a block
+  uint32_t y_length;                // elements of a run
+  FastDivider<uint32_t> y_vectors;  // whole ones of 16 bytes in a run, or 1
   int rank;
   uint32_t last_stride;  // of order[rank - 1]
   Order order[kMaxTileRank];
-  Runs x, y;
-  Walk walk;      // over tiles
-  int64_t size;   // of x, in bytes
-  int64_t reach;  // from a tile's first byte in x to its last element
+  Runs x, y;           // of patches, y's words of their first rows
+  int64_t patch_step;  // bytes in y between rows of a patch
+  Walk walk;           // over tiles
+  int64_t size;        // of x, in bytes
+  int64_t reach;       // from a tile's first byte in x to its last element
 };
 
 }  // namespace jax_layout

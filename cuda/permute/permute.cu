@@ -193,10 +193,14 @@ struct Launcher {
   template <int kElement>
   Status LaunchPacked(const PackedParams& p) const {
     constexpr int kThreads = PackedThreads(kElement);
-    auto kernel = p.wide ? PackedKernel<kElement, kThreads, uint64_t>
-                         : PackedKernel<kElement, kThreads, uint32_t>;
+    auto kernel = PackedKernel<kElement, kThreads, uint32_t>;
+    if constexpr (!IsTriple(kElement)) {
+      if (p.wide) kernel = PackedKernel<kElement, kThreads, uint64_t>;
+    }
     if constexpr (kElement == 1) {
-      if (p.threads == kPackedLargeThreads) {
+      if (p.threads == kPackedPatchThreads) {
+        kernel = PackedKernel<1, kPackedPatchThreads, uint32_t>;
+      } else if (p.threads == kPackedLargeThreads) {
         kernel = PackedKernel<1, kPackedLargeThreads, uint32_t>;
       }
     }
@@ -211,8 +215,12 @@ struct Launcher {
         return LaunchPacked<1>(p);
       case 2:
         return LaunchPacked<2>(p);
+      case 3:
+        return LaunchPacked<3>(p);
       case 4:
         return LaunchPacked<4>(p);
+      case 6:
+        return LaunchPacked<6>(p);
       case 8:
         return LaunchPacked<8>(p);
       case 16:

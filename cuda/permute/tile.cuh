@@ -90,18 +90,12 @@ __device__ inline void TransposePatch(const Packet<kLoad> (&in)[16 / kElement],
     for (int w = 0; w < kWordsIn; ++w) {
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
-        const uint32_t a = in[4 * q].word[w], b = in[4 * q + 1].word[w];
-        const uint32_t c = in[4 * q + 2].word[w], d = in[4 * q + 3].word[w];
-        const uint32_t ab_low = __byte_perm(a, b, 0x5140);  // a0 b0 a1 b1
-        const uint32_t cd_low = __byte_perm(c, d, 0x5140);
-        out[4 * w].word[q] = __byte_perm(ab_low, cd_low, 0x5410);
-        if constexpr (kAcross > 1) {
-          const uint32_t ab_high = __byte_perm(a, b, 0x7362);  // a2 b2 a3 b3
-          const uint32_t cd_high = __byte_perm(c, d, 0x7362);
-          out[4 * w + 1].word[q] = __byte_perm(ab_low, cd_low, 0x7632);
-          out[4 * w + 2].word[q] = __byte_perm(ab_high, cd_high, 0x5410);
-          out[4 * w + 3].word[q] = __byte_perm(ab_high, cd_high, 0x7632);
-        }
+        uint32_t rows[4], columns[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) rows[r] = in[4 * q + r].word[w];
+        TransposeBytes(rows, columns);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) out[4 * w + c].word[q] = columns[c];
       }
     }
   }

@@ -45,16 +45,17 @@ class Buffer:
         items(self.storage, values.dtype, values.shape[1])[at // width] = values
 
     def others(self, at, width, granule, thread, stores):
-        """Which lanes touch what another thread stored, and whether any was stored."""
+        """What of each lane's access another thread stored, by granules, and whether
+        any was stored."""
         if self.writer is None:
             if not stores:
-                return np.zeros(at.size, bool), False
+                return np.zeros((at.size, 1), bool), False
             self.writer = np.full(self.storage.size // granule, NOBODY, np.int64)
         where = units(at, width, granule)
         by = self.writer[where]
         if stores:
             self.writer[where] = thread
-        return ((by != NOBODY) & (by != thread)).any(1), (by != NOBODY).any()
+        return (by != NOBODY) & (by != thread), (by != NOBODY).any()
 
 
 class Virtual:
@@ -83,7 +84,7 @@ class Virtual:
         self._store((at - self.offset)[:, None] + np.arange(raw.shape[1]), raw)
 
     def others(self, at, *_):
-        return np.zeros(at.size, bool), False
+        return np.zeros((at.size, 1), bool), False
 
 
 def items(storage, kind, count):
@@ -189,7 +190,7 @@ class Memory:
                 self.shared_access(at, width, stores=False)
             return items(self.storage[what], kind, count)[at // width]
         others, stored = self.others(what, at, width, self.numbers(), False)
-        m.require(~others, "a race: another thread stored this")
+        m.require(~others.any(1), "a race: another thread stored this")
         if read_only and stored:
             m.fail("a read-only load of what this kernel stored")
         self.count("loaded", what, at, width)
@@ -204,11 +205,13 @@ class Memory:
             to = items(self.storage[what], values.dtype, values.shape[1])
             to[at // width] = values
             return
-        raced, _ = self.others(what, at, width, self.numbers(), True)
+        others, _ = self.others(what, at, width, self.numbers(), True)
+        raced = others.any(1)
         # To store what another thread stored is none: tiles may overlap.
         if raced.any():
             held = what.load(at, values.dtype, values.shape[1])
-            raced &= (held != values).any(1)
+            differ = held.view(np.uint8) != np.ascontiguousarray(values).view(np.uint8)
+            raced = (others & differ.reshape(*others.shape, -1).any(2)).any(1)
         self.count("stored", what, at, width)
         what.store(at, values)
         if isinstance(what, Buffer):

@@ -151,19 +151,39 @@ def test_small_and_odd(host, shape, axes, itemsize, architecture):
 
 
 @pytest.mark.parametrize(
-    "shape, offsets",
+    "shape, offsets, threads",
     [
-        ((5, 3, 2, 4, 5, 9, 37, 40), (0, 0)),  # words
-        ((5, 3, 2, 4, 5, 9, 37, 40), (1, 3)),  # from anywhere
-        ((5, 3, 2, 4, 7, 7, 37, 41), (0, 0)),  # and to words
-        ((48, 17, 101, 3, 32), (0, 0)),  # vectors
+        ((5, 3, 2, 4, 5, 9, 37, 40), (0, 0), 256),  # patches of 8 bytes of x
+        ((5, 3, 2, 4, 5, 9, 37, 40), (4, 4), 256),  # from anywhere
+        ((5, 3, 2, 4, 5, 9, 37, 40), (0, 4), 256),
+        ((5, 3, 2, 4, 5, 9, 37, 40), (1, 0), 512),  # x and y have one alignment
+        ((48, 17, 101, 3, 32), (0, 0), 256),  # of vectors
+        ((4, 33, 2, 4, 17, 9, 37, 8), (0, 0), 256),
+        ((5, 3, 2, 4, 5, 9, 37, 40), (1, 3), 512),  # from anywhere
+        ((5, 3, 2, 4, 7, 7, 37, 41), (0, 0), 512),  # and to words
     ],
     ids=str,
 )
-def test_large_blocks(host, shape, offsets, architecture):
+def test_large_blocks(host, shape, offsets, threads, architecture):
     axes = tuple(reversed(range(len(shape))))
     (kernel,) = permute(host, shape, axes, 1, architecture, offsets)
-    assert toolkit.kernel_name(kernel) == "packed 1 512"
+    assert toolkit.kernel_name(kernel) == f"packed 1 {threads}"
+
+
+@pytest.mark.parametrize("itemsize", [1, 2])
+@pytest.mark.parametrize(
+    "shape, axes",
+    [
+        ((601, 701, 3), (1, 0, 2)),
+        ((37, 301, 5, 7, 3), (1, 0, 3, 2, 4)),
+        ((9, 11, 13, 17, 19, 3), (4, 3, 2, 1, 0, 5)),
+    ],
+    ids=str,
+)
+def test_triples(host, shape, axes, itemsize, architecture):
+    for offsets in [(0, 0), (itemsize, 3 * itemsize)]:
+        (kernel,) = permute(host, shape, axes, itemsize, architecture, offsets)
+        assert toolkit.kernel_name(kernel) == f"packed {3 * itemsize} 128"
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 16])

@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "core/permute/plan.h"
+#include "cuda/permute/packed_plan.h"
 #include "cuda/permute/permute.h"
 #include "cuda/vector_access.cuh"
 #include "emulation.h"
@@ -113,7 +114,9 @@ const char* permute_family(const int64_t* shape, const int64_t* axes, int rank,
              std::to_string(p.edge);
     }
     std::string operator()(const jax_layout::PackedParams& p) {
-      const auto bytes = [](int vector) { return vector < 4 ? 16 : vector; };
+      const auto bytes = [&](int vector) {
+        return jax_layout::PackedAccess(p.element, vector);
+      };
       return "packed " + std::to_string(p.element) + " " +
              std::to_string(p.x.vector) + " " + std::to_string(p.y.vector) +
              " " + std::to_string(p.x.length.divisor * bytes(p.x.vector)) +
