@@ -256,8 +256,8 @@ def _programs(reports: dict[str, Report]) -> str:
             value = next((other.speedup("jax", False) for other in same), None)
             cells.append(f"{value:.2f}" if value else "")
         peak = next((s.median for s in case.samples if s.role == "peak"), None)
-        of = (f"{100 * peak / s.median:.0f}" for s in samples if s and peak)
-        cells.append(", ".join(of))
+        shares = (f"{100 * peak / s.median:.0f}" for s in samples if s and peak)
+        cells.append(", ".join(shares))
         for key, unit in (("compile_seconds", 1.0), ("temporary_bytes", 1e6)):
             of = (case.config.get(f"{whose}{key}") for whose in ("", "our_"))
             cells.append(", ".join(f"{float(v) / unit:.1f}" for v in of if v))
@@ -410,7 +410,7 @@ def pages(found: dict[str, list[Report]]) -> dict[Path, str]:
         README: renewed(README.read_text(), table(found)),
         PROGRAMS: renewed(PROGRAMS.read_text(), programs(found)),
         LAYOUTS: renewed(LAYOUTS.read_text(), layouts(found)),
-        PRODUCTS: renewed(PRODUCTS.read_text(), bounds(found, "gemm")),
+        PRODUCTS: renewed(PRODUCTS.read_text(), bounds(found, "gemm", "linear")),
         ATTENTION: renewed(ATTENTION.read_text(), bounds(found, "attention")),
         GPU: renewed(
             renewed(GPU.read_text(), gpu_permutes(H100)),

@@ -399,8 +399,7 @@ def _backend(name: str, wanted: bool) -> _Backend:
         return _Backend(name, f"does not load: {error}", "", None, wanted)
     if native is None:
         return _Backend(name, "not built", "", None, wanted)
-    built = tuple(native.ffi_api_version)
-    state = "loaded"
+    built, state = tuple(native.ffi_api_version), "loaded"
     if not _backends.available(name):
         state = f"built for XLA FFI {built}, newer than jaxlib's"
     return _Backend(name, state, native.__file__, built, wanted)
@@ -437,7 +436,6 @@ def _runs(native: Any) -> dict[str, str]:
         if target
     }
     kernels = {name: kind["level"] for name, kind in native.kernels().items()}
-    pairs = kernels["blocked pairs"]
     runs = {"permute": kernels["permute"]}
     for dtype in ("float32", "bfloat16", "float16", "int8", "float64"):
         methods = native.gemm_methods(
@@ -458,8 +456,8 @@ def _runs(native: Any) -> dict[str, str]:
             method="",
         )
         name = methods[0] if methods else ""
-        level = pairs if pairs and dtype == "bfloat16" else kernels["blocked"]
-        libraries["blocked"] = f"blocked ({level})"
+        pairs = kernels["blocked pairs"] if dtype == "bfloat16" else ""
+        libraries["blocked"] = f"blocked ({pairs or kernels['blocked']})"
         runs[f"{dtype} products"] = libraries.get(name, name)
     runs["epilogues of products"] = kernels["epilogue"]
     runs["matrix-vector products"] = kernels["matrix-vector"]
