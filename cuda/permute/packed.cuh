@@ -321,8 +321,8 @@ __device__ inline void StoreAnywhere(
 #pragma unroll 2
   for (uint32_t run = threadIdx.x / 32; run < p.y.count; run += kThreads / 32) {
     char* to = y + runs[run];
-    const int end = static_cast<int>(reinterpret_cast<uintptr_t>(to));
-    if (((head ? -end : end + bytes) & 15) > beside) {
+    const auto begin = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(to));
+    if (static_cast<int>((head ? -begin : begin + bytes) & 15) > beside) {
       StoreGlobal<1>(to + byte, LoadShared<1>(shared + run * pitch + byte));
     }
   }
