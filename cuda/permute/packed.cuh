@@ -87,9 +87,9 @@ struct Places {
                        const Accesses<kThreads, kBytes, kShare, Offset>& y) {
     constexpr int kSide = kBytes / kElement;
     // As many as registers allow.
-    constexpr int kMost = kElement == 1 && kThreads % 256 == 0 ? 2
-                          : kElement == 2                      ? 4
-                                                               : 8;
+    constexpr int kMost = InLargeBlocks(kElement, kThreads) ? 2
+                          : kElement == 2                   ? 4
+                                                            : 8;
     constexpr int kTogether = kCount < kMost ? kCount : kMost;
 #pragma unroll
     for (int first = 0; first < kCount; first += kTogether) {
@@ -137,7 +137,7 @@ template <int kElement, int kThreads, int kVector>
 __device__ inline void StorePadded(char* shared, int k,
                                    const Packet<kVector>& held) {
   char* to = shared;
-  if constexpr (kElement == 1 && kThreads % 256 == 0) {  // nothing is carried
+  if constexpr (InLargeBlocks(kElement, kThreads)) {  // nothing is carried
     to += Padded(kElement, threadIdx.x * kVector) +
           Padded(kElement, k * kThreads * kVector);
   } else {
@@ -392,7 +392,7 @@ __device__ inline void MoveTiles(const PackedParams& p,
     }
     __syncthreads();  // the tile is here
     char* corner = y + y_offset;
-    if constexpr (kElement == 1 && kThreads % 256 == 0) places.Keep();
+    if constexpr (InLargeBlocks(kElement, kThreads)) places.Keep();
     if (tile + gridDim.x < p.tiles) fetch(tile + gridDim.x);
     if constexpr (kPatches) {
       StorePatches(p, corner, to, shared, places);

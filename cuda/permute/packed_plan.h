@@ -34,6 +34,9 @@ inline constexpr int kPackedPatchThreads = 256;
 __host__ __device__ constexpr bool InPatches(int element, int threads) {
   return element == 1 && threads == kPackedPatchThreads;
 }
+__host__ __device__ constexpr bool InLargeBlocks(int element, int threads) {
+  return element == 1 && threads != PackedThreads(element);
+}
 // Large boxes make two waves of an H100, or more.
 inline constexpr uint32_t kPackedLargeTiles = 512;
 // Bytes of a tile that a thread moves, at most.
