@@ -255,9 +255,8 @@ def _programs(reports: dict[str, Report]) -> str:
             same = (other for other in report.cases if _same(case, other))
             value = next((other.speedup("jax", False) for other in same), None)
             cells.append(f"{value:.2f}" if value else "")
-        peak = next((s.median for s in case.samples if s.role == "peak"), None)
-        shares = (f"{100 * peak / s.median:.0f}" for s in samples if s and peak)
-        cells.append(", ".join(shares))
+        shares = (case.share(s) for s in samples if s)
+        cells.append(", ".join(f"{100 * share:.0f}" for share in shares if share))
         for key, unit in (("compile_seconds", 1.0), ("temporary_bytes", 1e6)):
             of = (case.config.get(f"{whose}{key}") for whose in ("", "our_"))
             cells.append(", ".join(f"{float(v) / unit:.1f}" for v in of if v))

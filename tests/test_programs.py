@@ -158,6 +158,16 @@ def result(name, ours, config=()):
     return CaseResult("Flax", name, config, 1, samples)
 
 
+def test_the_table_has_the_share_of_the_peak():
+    peak = Sample("peak", "peak", False, *[0.004] * 4, 3, 1, 0.0)
+    case = result("slow", 0.02)
+    case = dataclasses.replace(case, samples=(*case.samples, peak))
+    versions = {"jax": "1.2"}
+    machine = {"class": "a-2c", "profile": "avx2", "versions": versions, "date": "2026"}
+    text = tables.programs({"programs": [Report("programs", machine, {}, (case,))]})
+    assert "| Flax: slow | f32 | 10.0 | 20.0 | 0.50 | 40, 20 |" in text
+
+
 def test_the_table_has_every_profile_and_the_slowest_first():
     measured = {
         "compile_seconds": "1.25",

@@ -17,7 +17,7 @@ from benchmarks.harness import Timing, measure
 from benchmarks.peers import peak_peer
 from benchmarks.programs.program import Program
 from benchmarks.results import CaseResult
-from jax_layout.explain.hlo import flops, parse
+from jax_layout.explain.hlo import parse, total_flops
 from tests import hlo
 
 # Of a result's largest value; or so many times what inputs that are nudged do to it.
@@ -65,7 +65,7 @@ def run(
     if not worst <= 1:
         skipped = {"ours": f"wrong result: {worst:.1f} times the tolerance"}
         return CaseResult(group, program.name, config, moved, (), skipped)
-    operations = _operations(theirs)
+    operations = total_flops(parse(theirs.as_text()))
     contenders = [
         xla_program.contender("ours", "ours", ours, args),
         xla_program.contender("jax", "peer", theirs, args),
@@ -103,16 +103,6 @@ def _compiled(
 
 def _temporary(compiled: Any) -> int:
     return int(compiled.memory_analysis().temp_size_in_bytes)
-
-
-def _operations(compiled: Any) -> int:
-    """Of the products and convolutions of a program, those in loops as often."""
-    module = parse(compiled.as_text())
-    return sum(
-        trips.times * flops(module, computation, i)
-        for computation, trips in module.trips.items()
-        for i in module.computations[computation]
-    )
 
 
 def nudged(tree: Any, size: float, seed: int) -> Any:

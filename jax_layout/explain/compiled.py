@@ -55,13 +55,12 @@ def analyse(
     products: list[Product] = []
     warnings: list[Advice] = []
     copied: list[tuple[int, Advice]] = []
-    total = flops = 0
+    total = 0
     for computation, (trips, known, _) in module.trips.items():
         for i in module.computations[computation]:
             place = Place(module, computation, i)
             size = hlo.traffic(module, computation, i)
             total += trips * size
-            flops += trips * hlo.flops(module, computation, i)
             copied += [(trips * n, a) for n, a in advice.of_update(place)]
             kind, fused = reorder_kind(module, computation, i)
             dtype = "" if kind else _converted(place)
@@ -114,6 +113,7 @@ def analyse(
                 conversions.append(conversion)
                 warnings += advice.of_conversion(place, conversion, faster)
     warnings += [a for n, a in copied if n > advice.NOTICED * total]
+    flops = hlo.total_flops(module)
     whole = bandwidth * max(flops / peak, total / bandwidth)
     return Findings(
         [dataclasses.replace(r, share=r.total_bytes / whole) for r in reorders],

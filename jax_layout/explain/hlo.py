@@ -468,6 +468,15 @@ def flops(module: Module, computation: str, instruction: Instruction) -> int:
     return 0
 
 
+def total_flops(module: Module) -> int:
+    """The same of a program, of what is in loops as often as they go round."""
+    return sum(
+        trips.times * flops(module, computation, i)
+        for computation, trips in module.trips.items()
+        for i in module.computations[computation]
+    )
+
+
 def _product(result: Shape, operand: Shape, summed: Sequence[int]) -> int:
     return 2 * result.size * math.prod(operand.dims[d] for d in summed)
 
