@@ -15,6 +15,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,f16c,fma")
 #include "cpu/attention/backward.h"
 #include "cpu/attention/pairs.h"
+#include "cpu/vectors/avx512_bf16.h"
 
 namespace jax_layout {
 namespace {
@@ -26,11 +27,6 @@ struct FewPairs {
 
   static JAX_LAYOUT_INLINE __m512i Load(const void* p) {
     return _mm512_loadu_si512(p);
-  }
-  static JAX_LAYOUT_INLINE __m512 MultiplyAdd(__m512 sum, __m512i left,
-                                              __m512i right) {
-    return Pairs::MultiplyAdd(sum, _mm512_castsi512_ps(left),
-                              _mm512_castsi512_ps(right));
   }
 
   static void Copy(const BF16* from, int64_t features, float, float* to) {
@@ -62,7 +58,7 @@ struct FewPairs {
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
             __m512& to = sum[r * kKeysAtOnce + i];
-            to = MultiplyAdd(to, left[r], right);
+            to = MultiplyAddPairs(to, left[r], right);
           }
         }
       }
@@ -109,22 +105,23 @@ struct FewPairs {
     for (int64_t j = 0; j < count; j += 2) {
       const BF16* one = v + rows.At(j);
       const BF16* other = v + rows.At(Least(j + 1, count - 1));
-      __m512 left[kRows];
+      __m512i left[kRows];
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        left[r] = Floats::Set(powers[r * kStripLd + j / 2]);
+        left[r] =
+            _mm512_castps_si512(Floats::Set(powers[r * kStripLd + j / 2]));
       }
 #pragma GCC unroll 4
       for (int i = 0; i < kBlocks; ++i) {
         ahead->Ask(2 * lines);
         const __m512i a = Load(one + i * 32), b = Load(other + i * 32);
-        const __m512 low = _mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b));
-        const __m512 high = _mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b));
+        const __m512i low = _mm512_unpacklo_epi16(a, b);
+        const __m512i high = _mm512_unpackhi_epi16(a, b);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           __m512* to = sum[r] + 2 * i;
-          to[0] = Pairs::MultiplyAdd(to[0], left[r], low);
-          to[1] = Pairs::MultiplyAdd(to[1], left[r], high);
+          to[0] = MultiplyAddPairs(to[0], left[r], low);
+          to[1] = MultiplyAddPairs(to[1], left[r], high);
         }
       }
     }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of bf16 two at a time, which is twice as fast as in f32. Powers and
-// their gradients are rounded to bf16, as jax's are; denormals count as zero.
-// For the source files that are compiled for AVX-512 with bf16.
+// Pairs of bf16 (cpu/vectors/avx512_bf16.h). Powers and their gradients are
+// rounded to bf16, as jax's are.
 #ifndef JAX_LAYOUT_CPU_ATTENTION_PAIRS_H_
 #define JAX_LAYOUT_CPU_ATTENTION_PAIRS_H_
 
@@ -12,28 +11,24 @@
 #include <cstring>
 
 #include "cpu/attention/tiles.h"
-#include "cpu/vectors/avx512.h"
+#include "cpu/vectors/avx512_bf16.h"
 
 namespace jax_layout {
 namespace {
 
 using Floats = Avx512Floats;
 
-// Two of bf16 in the place of a float, the first in the lower half.
 struct Pairs {
   static constexpr int64_t kDepth = 2, kStep = kDepth, kAcrossRow = 1;
   static constexpr bool kFactors = false;
 
   static JAX_LAYOUT_INLINE __m512 MultiplyAdd(__m512 sum, __m512 left,
                                               __m512 right) {
-    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(left),
-                            reinterpret_cast<__m512bh>(right));
+    return MultiplyAddPairs(sum, _mm512_castps_si512(left),
+                            _mm512_castps_si512(right));
   }
-  // Lanes of a below those of b.
   static JAX_LAYOUT_INLINE __m512 Join(__m256i a, __m256i b) {
-    return _mm512_castsi512_ps(
-        _mm512_or_si512(_mm512_cvtepu16_epi32(a),
-                        _mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16)));
+    return _mm512_castsi512_ps(JoinPairs(a, b));
   }
   static JAX_LAYOUT_INLINE __m256i Load(const BF16* p, int n) {
     return _mm256_maskz_loadu_epi16(Floats::First(n), p);

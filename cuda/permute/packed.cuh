@@ -291,7 +291,8 @@ __device__ inline void StoreAnywhere(
     const uint32_t run = p.y_vectors.Quotient(vector);
     if (run >= p.y.count) break;
     char* to = y + runs[run];
-    const int first = -static_cast<int>(reinterpret_cast<uintptr_t>(to)) & 15;
+    const int first =
+        -static_cast<uint32_t>(reinterpret_cast<uintptr_t>(to)) & 15;
     const int byte =
         first + static_cast<int>(vector - run * p.y_vectors.divisor) * 16;
     if (byte + 16 <= bytes) {

@@ -363,6 +363,15 @@ def test_blocks(tiles, m, n, k, ta, tb):
 
 
 # Few rows by many columns: past a block of columns and of k, and parts of tiles.
+@transposes
+@pytest.mark.parametrize("result", [F32, BF16])
+@epilogues
+def test_columns_in_turn(tiles, epilogue, result, ta, tb):
+    for i, (m, n, k) in enumerate([(5, 700, 33), (40, 801, 64), (130, 770, 1)]):
+        case = {"m": m, "n": n, "k": k, "ta": ta, "tb": tb, "pad": (0, 3, 1)}
+        tiles(result=result, threads=1 + i % 2, **case, **epilogue)
+
+
 @pytest.mark.parametrize("ta", [False, True])
 @pytest.mark.parametrize("m", [2, 8, 15, 16, 17, 31, 32, 33, 47, 48])
 def test_streamed(amx, m, ta):

@@ -30,6 +30,9 @@ constexpr int64_t kGroup = 4;
 // Panels of b that are deeper than what fits in L1 come from L2 as fast as
 // tiles multiply; the fewer, the less often sums are stored and added to.
 constexpr int64_t kMostDeep = 512;
+// Up to so many tiles of rows, threads take columns of b in turn, if each has
+// so many turns.
+constexpr int64_t kTurnTiles = 24, kTurns = 3;
 // Operands of so many bytes are read where they are: packing would cost more
 // than what it saves.
 constexpr int64_t kDirectBytes = 64 << 10;
@@ -72,6 +75,9 @@ struct Blocks {
   int64_t down, across;  // units of a chunk
   bool a_direct, b_direct;
   bool shared;  // b is packed for all units of a chunk
+  // So many columns of b are a thread's turn: it packs them, multiplies them by
+  // all rows and takes the next. 0 where rows are divided.
+  int64_t turn_cols;
 };
 
 Blocks ChooseBlocks(const GemmProblem& problem, const BlockedKernels& kernels,
@@ -79,7 +85,7 @@ Blocks ChooseBlocks(const GemmProblem& problem, const BlockedKernels& kernels,
   const GemmPlan& plan = problem.plan;
   const bool f32 = problem.operands == DType::kF32;
   const int64_t steps = plan.Steps(), deep = std::max<int64_t>(1, k);
-  Blocks b;
+  Blocks b = {};
   b.k_block = CeilDiv(deep, CeilDiv(deep, kMostDeep));
   b.rows = std::max(CacheBytes() / 2 / (deep * 4), 4 * kernels.rows);
   b.a_direct = f32 && plan.n <= 4 * kernels.cols &&
@@ -89,6 +95,16 @@ Blocks ChooseBlocks(const GemmProblem& problem, const BlockedKernels& kernels,
       (f32 && !plan.b.transposed &&
        (kernels.masks || plan.n % kernels.lanes == 0) &&
        (k * plan.b.ld * 4 <= kDirectBytes || plan.m <= 2 * kernels.rows));
+  if (!b.a_direct && !b.b_direct && steps == 1 &&
+      plan.m <= kTurnTiles * kernels.rows) {
+    const int64_t panels = std::clamp<int64_t>(
+        CacheBytes() / 2 / (deep * 4 * kernels.cols), kGroup / 2, kGroup);
+    const int64_t cols = panels * kernels.cols;
+    if (CeilDiv(plan.n, cols) >= kTurns * threads) {
+      b.turn_cols = cols;
+      return b;
+    }
+  }
   b.chunk_cols = plan.n;
   if (!b.b_direct) {
     const int64_t group = kGroup * kernels.cols;
@@ -205,11 +221,15 @@ class Product {
   Operands Step(int64_t step) const;
   void PackA(const Operands& at, int64_t row, int64_t rows, float* to) const;
   void PackB(const Operands& at, int64_t col, int64_t cols, float* to) const;
+  BlockedAhead Ahead(const Operands& at, int64_t col, int64_t cols) const;
   // The packed panel at column j of the unit, null if it is not there.
   const float* FindB(const Unit& unit, int64_t j, bool wait) const;
+  void RunPanel(BlockedPanel& panel, const Operands& at, int64_t row,
+                int64_t col, int64_t col_end) const;
   void RunUnit(const Unit& unit, float* a, float* sums) const;
   void RunTask(int64_t chunk, int64_t begin, int64_t end, float* packed,
                Groups* groups);
+  void RunInTurn();
 
   const GemmProblem& problem_;
   const GemmPlan& plan_;
@@ -249,6 +269,18 @@ void Product::PackB(const Operands& at, int64_t col, int64_t cols,
                  k_ * kernels_.cols});
 }
 
+// The lines of b that PackB() will read.
+BlockedAhead Product::Ahead(const Operands& at, int64_t col,
+                            int64_t cols) const {
+  if (cols <= 0) return {};
+  const bool along = plan_.b.transposed;
+  const int64_t length = along ? summed_ : cols;
+  return {.from = at.b + col * (along ? plan_.b.ld : 1) * in_,
+          .ld = plan_.b.ld * in_,
+          .rows = along ? cols : summed_,
+          .lines = CeilDiv(length * in_, kCacheLine)};
+}
+
 const float* Product::FindB(const Unit& u, int64_t j, bool wait) const {
   const int64_t col = u.col + j;
   if (blocks_.b_direct) return reinterpret_cast<const float*>(u.at.b) + col;
@@ -263,6 +295,17 @@ const float* Product::FindB(const Unit& u, int64_t j, bool wait) const {
     PackB(u.at, begin, end - begin, u.b + group * width * k_);
   });
   return there ? u.b + in_chunk * k_ : nullptr;
+}
+
+// A panel, or what of it is before `col_end`, with the rows that it has.
+void Product::RunPanel(BlockedPanel& panel, const Operands& at, int64_t row,
+                       int64_t col, int64_t col_end) const {
+  panel.cols = std::min(kernels_.cols, col_end - col);
+  const int64_t y = (row * plan_.y.ld + col) * out_;
+  panel.epilogue.y = at.y + y;
+  if (at.aux != nullptr) panel.epilogue.aux = at.aux + y;
+  if (at.bias != nullptr) panel.epilogue.bias = at.bias + col * out_;
+  kernels_.run(panel);
 }
 
 void Product::RunUnit(const Unit& u, float* a, float* sums) const {
@@ -283,14 +326,7 @@ void Product::RunUnit(const Unit& u, float* a, float* sums) const {
     auto multiply = [&](int64_t j, bool wait) {
       panel.b = FindB(u, j, wait);
       if (panel.b == nullptr) return false;
-      panel.cols = std::min(kernels_.cols, u.cols - j);
-      const int64_t at = (row * plan_.y.ld + u.col + j) * out_;
-      panel.epilogue.y = u.at.y + at;
-      if (u.at.aux != nullptr) panel.epilogue.aux = u.at.aux + at;
-      if (u.at.bias != nullptr) {
-        panel.epilogue.bias = u.at.bias + (u.col + j) * out_;
-      }
-      kernels_.run(panel);
+      RunPanel(panel, u.at, row, u.col + j, u.col + u.cols);
       return true;
     };
     for (int64_t p = 0; p < panels; ++p) {
@@ -355,7 +391,56 @@ void Product::RunTask(int64_t chunk, int64_t begin, int64_t end, float* packed,
   }
 }
 
+// Rows are few: every thread packs them all. While the columns of a turn are
+// multiplied, those of the next are asked for.
+void Product::RunInTurn() {
+  const int64_t work = plan_.m * plan_.n * std::max<int64_t>(32, k_);
+  const int64_t tasks =
+      std::clamp<int64_t>(work / kTaskWork, 1, executor_.num_threads());
+  const int64_t width = blocks_.turn_cols;
+  std::atomic<int64_t> next{0};
+  executor_.ParallelFor(tasks, [&](int64_t) {
+    thread_local Scratch scratch;
+    const Operands at = Step(0);
+    int64_t col = next.fetch_add(width);
+    if (col >= plan_.n) return;
+    const int64_t a_size = CeilDiv(plan_.m, kernels_.rows) * a_panel_;
+    const int64_t sums_size =
+        panel_.plain ? 0 : RoundUp(plan_.m, kernels_.rows) * kernels_.cols;
+    auto* a = reinterpret_cast<float*>(
+        scratch.Reserve((a_size + sums_size + width * k_) * 4));
+    if (a == nullptr) {
+      failed_ = true;
+      return;
+    }
+    PackA(at, 0, plan_.m, a);
+    BlockedPanel panel = panel_;
+    panel.rows = plan_.m;
+    panel.a = a;
+    panel.sums = a + a_size;
+    float* b = a + a_size + sums_size;
+    while (col < plan_.n) {
+      const int64_t end = std::min(col + width, plan_.n);
+      PackB(at, col, end - col, b);
+      if (problem_.sums && col == 0) {
+        SumGemmRows(problem_, buffers_.a, 0, plan_.m, buffers_.sums);
+      }
+      const int64_t following = next.fetch_add(width);
+      panel.ahead = Ahead(at, following, std::min(width, plan_.n - following));
+      for (panel.b = b; col < end; col += kernels_.cols) {
+        RunPanel(panel, at, 0, col, end);
+        panel.b += kernels_.cols * k_;
+      }
+      col = following;
+    }
+  });
+}
+
 Status Product::Run() {
+  if (blocks_.turn_cols > 0) {
+    RunInTurn();
+    return failed_ ? Status::Error("gemm: out of memory.") : Status::Ok();
+  }
   const int64_t chunks = CeilDiv(plan_.n, blocks_.chunk_cols);
   const int64_t per_step = blocks_.down * blocks_.across;
   if (!blocks_.shared) {

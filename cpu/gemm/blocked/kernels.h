@@ -40,6 +40,15 @@ struct BlockedPack {
   int64_t panel;  // from one panel to the next
 };
 
+// Memory that tiles ask for while they multiply, a cache line per k: of each
+// of `rows` rows so many lines.
+struct BlockedAhead {
+  const char* from;
+  int64_t ld;  // in bytes
+  int64_t rows, lines;
+  int64_t row = 0, line = 0;  // that come next
+};
+
 // A panel of b, times some rows of a: a part of y.
 struct BlockedPanel {
   int64_t rows, cols, k;
@@ -56,6 +65,7 @@ struct BlockedPanel {
   bool plain;
   float* sums;
   GemmEpilogue epilogue;
+  BlockedAhead ahead;
 };
 
 struct BlockedKernels {
@@ -64,7 +74,7 @@ struct BlockedKernels {
   int64_t depth;  // elements along k in the place of a float
   bool masks;     // loads parts of vectors
   void (*pack)(const BlockedPack&);
-  void (*run)(const BlockedPanel&);
+  void (*run)(BlockedPanel&);
 };
 
 #ifdef __x86_64__
@@ -72,6 +82,8 @@ extern const BlockedKernels kBlockedAvx512Bf16, kBlockedAvx512, kBlockedAvx2;
 #elif defined(__aarch64__)
 extern const BlockedKernels kBlockedNeon;
 #endif
+
+constexpr int64_t kCacheLine = 64;
 
 namespace {
 
@@ -221,6 +233,8 @@ struct TileArguments {
   bool add;
   float* sums;
   int64_t ld;
+  const char* ahead;
+  int64_t ahead_ld, ahead_count;
 };
 
 // Packed: a's stride is known, and all of the last vector of b is there.
@@ -237,6 +251,7 @@ void Tile(const TileArguments& arguments) {
   }
   const float* a = t.a;
   const float* b = t.b;
+  const char* ahead = t.ahead;
   const int64_t a_row = kPacked ? 1 : t.a_row;
   const int64_t a_k = kPacked ? PanelStride(kRows, kLanes) : t.a_k;
   const int64_t b_k = kPacked ? V::kTileVectors * kLanes : t.b_k;
@@ -258,6 +273,10 @@ void Tile(const TileArguments& arguments) {
     }
     a += a_k;
     b += b_k;
+    if (p < t.ahead_count) {
+      __builtin_prefetch(ahead, 0, 2);
+      ahead += t.ahead_ld;
+    }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -316,8 +335,22 @@ void FinishTile(const BlockedPanel& b, const float* sums, int64_t row,
   }
 }
 
+// The next lines, at most one per k.
+JAX_LAYOUT_INLINE void AskAhead(BlockedAhead& a, TileArguments& t) {
+  t.ahead_count = 0;
+  if (a.line == a.lines) return;
+  t.ahead = a.from + a.row * a.ld + a.line * kCacheLine;
+  t.ahead_ld = a.ld;
+  t.ahead_count = Least(t.k, a.rows - a.row);
+  a.row += t.ahead_count;
+  if (a.row == a.rows) {
+    a.row = 0;
+    ++a.line;
+  }
+}
+
 template <class V>
-void RunPanel(const BlockedPanel& b) {
+void RunPanel(BlockedPanel& b) {
   constexpr int64_t kLanes = V::kLanes;
   constexpr int64_t kRows = V::kTileRows, kCols = V::kTileVectors * kLanes;
   const bool packed = b.a_packed && b.b_packed;
@@ -346,6 +379,7 @@ void RunPanel(const BlockedPanel& b) {
       }
       t.sums = b.plain ? reinterpret_cast<float*>(b.epilogue.y) + row * b.ld
                        : b.sums + (b.k_block < b.k ? row * kCols : 0);
+      AskAhead(b.ahead, t);
       TileFunction* const* functions = packed ? kTiles<V, true>.at[count - 1]
                                               : kTiles<V, false>.at[count - 1];
       functions[vectors - 1](t);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of bf16 two at a time, which is twice as fast as in f32. Denormals
-// count as zero.
+// Few rows times pairs of bf16.
 #ifdef __x86_64__
 #include <immintrin.h>
 
@@ -17,7 +16,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,f16c,fma")
 #include "cpu/gemm/skinny/kernels.h"
-#include "cpu/vectors/avx512.h"
+#include "cpu/vectors/avx512_bf16.h"
 
 namespace jax_layout {
 namespace {
@@ -38,12 +37,11 @@ struct Avx512Bf16 : Pairs<BF16, 16> {
     return _mm512_maskz_loadu_epi16(
         static_cast<__mmask32>((uint64_t{1} << n) - 1), p);
   }
-  static JAX_LAYOUT_INLINE Reg Lanes(const BF16* p) {
-    return _mm512_cvtepu16_epi32(
-        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  static JAX_LAYOUT_INLINE __m256i Half(const BF16* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
   static JAX_LAYOUT_INLINE Reg Joined(const BF16* row, const BF16* next) {
-    return _mm512_or_si512(Lanes(row), _mm512_slli_epi32(Lanes(next), 16));
+    return JoinPairs(Half(row), Half(next));
   }
   static JAX_LAYOUT_INLINE void Keep(uint16_t* p, Reg w) {
     _mm512_storeu_si512(p, w);
@@ -54,8 +52,7 @@ struct Avx512Bf16 : Pairs<BF16, 16> {
     return _mm512_set1_epi32(pair);
   }
   static JAX_LAYOUT_INLINE SumReg MultiplyAdd(SumReg sum, Reg w, Reg x) {
-    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w),
-                            reinterpret_cast<__m512bh>(x));
+    return MultiplyAddPairs(sum, w, x);
   }
   static JAX_LAYOUT_INLINE SumReg Zero() { return _mm512_setzero_ps(); }
   static JAX_LAYOUT_INLINE SumReg LoadSums(const float* p) {
