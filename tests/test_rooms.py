@@ -24,7 +24,7 @@ FLOORS = (
     {"explain", "install"},
     {"__init__"},
     {"tune"},
-    {"cli", "equinox"},
+    {"cli", "doctor", "equinox"},
 )
 # Kernels' rooms that others may use: the operators beneath the others, and vectors.
 SHARED = ("permute", "index", "vectors")

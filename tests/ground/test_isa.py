@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_layout import _backends, cli
+from jax_layout import _backends, doctor
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="names levels of x86-64"
@@ -69,7 +69,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import jax_layout as jl
-from jax_layout import _backends, cli
+from jax_layout import _backends, doctor
 from jax_layout.convnet.moments import moments
 
 rng = np.random.default_rng(0)
@@ -174,14 +174,14 @@ want = np.maximum(f64 @ f64.T, 0)
 np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-10)
 
 native = _backends.module("cpu")
-found = cli.diagnose()
+found = doctor.diagnose()
 report = jl.explain(jl.conv)(image, odd)
 print(json.dumps({
     "ran": {name: kind["ran"] for name, kind in native.kernels().items()},
     "targets": native.library_targets(),
     "conv": [p.implementation for p in report.products],
     "found": found,
-    "text": cli._text(found),
+    "text": doctor.text(found),
 }))
 """
 
@@ -201,7 +201,7 @@ def test_level(level):
     }
 
     want = {name: highest(levels, best) for name, levels in KERNELS.items()}
-    if want["permute"] == "avx512" and "avx512vbmi" not in cli._instruction_sets():
+    if want["permute"] == "avx512" and "avx512vbmi" not in doctor.instruction_sets():
         want["permute"] = "avx2"
     runs, targets = told["found"]["runs"], told["targets"]
     if "fp16" in targets["oneDNN"]:
