@@ -42,6 +42,8 @@ _NEIGHBOURS, _POWER = 8, 4
 # doubling of a size on the way to the nearest. Of 7530 points left out and asked for,
 # 279 run below 0.97 of XLA, 391 without the latter; that costs 4% of the gain.
 _DEVIATION, _DISTANCE = 0.5, 0.03
+# A quick table says nothing of what is more doublings of sizes from all of its points.
+_QUICK_REACH = 2.0
 # The best of several methods owes part of its ratio to chance: what is ours is to gain
 # more than two medians of one program often differ by.
 GAIN = 1.08
@@ -104,6 +106,8 @@ class Table:
         nearest = np.argsort(distance, kind="stable")[:_NEIGHBOURS]
         if distance[nearest[0]] == 0:
             return float(math.exp(logs[nearest[0]]))
+        if self.quick and distance[nearest[0]] > _QUICK_REACH:
+            return None
         weights = distance[nearest] ** -_POWER
         mean = np.average(logs[nearest], weights=weights)
         variance = np.average((logs[nearest] - mean) ** 2, weights=weights)

@@ -208,15 +208,18 @@ def test_a_quick_table_decides_with_the_one_after_it(monkeypatch):
         points = {NT: {(256, 256, 256, 1): ratios}}
         return "path", choices.Table("avx2", "0.1", "none", 1, points, quick)
 
-    def best(*tables):
+    def best(*tables, m=256):
         monkeypatch.setattr(choices, "_tables", lambda source: tables)
-        return choices._best.__wrapped__(Work(NT, (256, 256, 256, 1)), ("oneDNN",), "")
+        return choices._best.__wrapped__(Work(NT, (m, 256, 256, 1)), ("oneDNN",), "")
 
     faster, slower = {"oneDNN": 2.0}, {"oneDNN": 0.5}
     assert best(table(True, **faster), table(False, **faster)) == "oneDNN"
     assert best(table(True, **faster), table(False, **slower)) is None
     assert best(table(True, **slower), table(False, **faster)) is None
     assert best(table(False, **faster), table(False, **slower)) == "oneDNN"
+    # Far from its points it says nothing.
+    quick = table(True, **slower), table(False, **faster)
+    assert [best(*quick, m=m) for m in (1024, 2048)] == [None, "oneDNN"]
 
 
 def test_a_gain_within_noise_is_none(monkeypatch):
