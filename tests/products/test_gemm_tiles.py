@@ -362,7 +362,7 @@ def test_blocks(tiles, m, n, k, ta, tb):
     tiles(m=m, n=n, k=k, ta=ta, tb=tb, bias=True, beta=1.0, aux=True, result=F32)
 
 
-# Few rows by many columns: past a block of columns and of k, and parts of tiles.
+# Columns in turn: few rows, past a block of columns and of k, and parts of tiles.
 @transposes
 @pytest.mark.parametrize("result", [F32, BF16])
 @epilogues
@@ -372,6 +372,7 @@ def test_columns_in_turn(tiles, epilogue, result, ta, tb):
         tiles(result=result, threads=1 + i % 2, **case, **epilogue)
 
 
+# Few rows by many columns.
 @pytest.mark.parametrize("ta", [False, True])
 @pytest.mark.parametrize("m", [2, 8, 15, 16, 17, 31, 32, 33, 47, 48])
 def test_streamed(amx, m, ta):
