@@ -31,6 +31,8 @@ except ImportError:
     torch = None  # type: ignore[assignment]
 
 _SHAPES = ((8, 64, 56, 56), (8, 256, 14, 14))
+# Transformers' words, one sentence and eight, and ConvNeXt's pixels.
+_ROWS = ((1, 1, 16, 768), (1, 1, 512, 768), (8, 1, 512, 768), (8, 1, 3136, 64))
 _SETS = 3
 
 
@@ -44,6 +46,8 @@ class Operator:
       jnp: of arrays whose axes lie as in memory, and the axis of the channels.
       torch: of tensors, given the module `torch.nn.functional`.
       parameters: whether there are a weight and a bias of the shape of `(C,)`.
+      shapes: of x.
+      formats: of x.
     """
 
     name: str
@@ -51,6 +55,8 @@ class Operator:
     jnp: Callable[..., Any]
     torch: Callable[..., Any]
     parameters: bool = False
+    shapes: tuple[tuple[int, ...], ...] = _SHAPES
+    formats: tuple[str, ...] = ("NCHW", "NHWC")
 
 
 def _spatial(channel: int, values: Sequence[Any], other: Any) -> tuple[Any, ...]:
@@ -106,6 +112,11 @@ def _layer_norm(x: Any, channel: int) -> Any:
     return (x - mean) * lax.rsqrt(var + 1e-5)
 
 
+def _row_norm(x: Any, channel: int) -> Any:
+    mean, var = _moments(x, (3,))
+    return (x - mean) * lax.rsqrt(var + 1e-5)
+
+
 def _group_norm(x: Any, weight: Any, bias: Any, channel: int) -> Any:
     shape = (*x.shape[:channel], 32, x.shape[channel] // 32, *x.shape[channel + 1 :])
     over = tuple(axis for axis in range(1, 5) if axis != channel)
@@ -152,6 +163,14 @@ OPERATORS = (
         lambda x: jl.layer_norm(x, x.shape[1:]),
         _layer_norm,
         lambda f, x: f.layer_norm(x, x.shape[1:]),
+    ),
+    Operator(
+        "layer_norm of rows",
+        lambda x: jl.layer_norm(x, x.shape[-1:]),
+        _row_norm,
+        lambda f, x: f.layer_norm(x, x.shape[-1:]),
+        shapes=_ROWS,
+        formats=("NCHW",),
     ),
     Operator(
         "bilinear x2",
@@ -300,10 +319,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return Work(*_names(operator, shape, format, gradient), run)
 
     cases = [
-        work(*given)
-        for given in itertools.product(
-            OPERATORS, _SHAPES, ("NCHW", "NHWC"), (False, True)
-        )
+        work(operator, *given)
+        for operator in OPERATORS
+        for given in itertools.product(operator.shapes, operator.formats, (False, True))
     ]
     settings = dataclasses.asdict(timing)
     report = runner.record("operators", cases, options, settings, device, console)

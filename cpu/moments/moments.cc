@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each element is read once. Squares are taken about the mean of the blocks
-// before, of the first block about that of its head, and blocks are joined in
-// float64 (Chan, Golub and LeVeque, 1983). Nothing cancels, whatever the mean
-// is: a block is many of its deviations away from what came before only where
-// the variance of both together is as large.
+// Rows that fit into a cache are read twice, which is exact and costs no memory
+// traffic. Of the rest each element is read once. Squares are taken about the
+// mean of the blocks before, of the first block about that of its head, and
+// blocks are joined in float64 (Chan, Golub and LeVeque, 1983). Nothing
+// cancels, whatever the mean is: a block is many of its deviations away from
+// what came before only where the variance of both together is as large.
 #include "cpu/moments/moments.h"
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <memory>
 #include <new>
-#include <type_traits>
 
 #include "core/arithmetic.h"
 #include "cpu/clones.h"
 #include "cpu/elements.h"
+#include "cpu/moments/runs.h"
 
 namespace jax_layout {
 namespace {
@@ -28,19 +28,6 @@ constexpr int64_t kRuns = 64;         // of a block
 // no further away than a block is from those before it.
 constexpr int64_t kHead = 64, kHeadShare = 16;
 constexpr int64_t kTaskElements = 32 << 10;
-
-// Elements that lie side by side: rows of l of them.
-struct Run {
-  int64_t offset, rows;
-};
-
-// What is summed at a time: of rows of `pitch` elements the first `columns`, or
-// all. Several rows, `folded`, are then one row of `width` accumulators.
-struct Block {
-  const Run* runs;
-  int64_t count, columns, pitch, folded;
-  int64_t width() const { return folded * columns; }
-};
 
 // Calls fn(offset, rows, width) for rows of accumulators in each run.
 template <typename Fn>
@@ -161,94 +148,6 @@ JAX_LAYOUT_INLINE void Products(const Block& block,
   Fold(block, product, products);
 }
 
-// --- runs of elements of one sum, in registers
-
-template <typename Element, int kBytes>
-struct Vector {
-  typedef Element Type __attribute__((vector_size(kBytes)));
-};
-
-// Elements that are summed at a time: one, or a register of kBytes.
-template <typename T>
-struct One {
-  using Reg = typename T::Sum;
-  static constexpr int64_t kCount = 1;
-  static JAX_LAYOUT_INLINE void Load(const typename T::Stored* p, Reg* to) {
-    *to = T::Load(*p);
-  }
-};
-template <typename T, int kBytes>
-struct Many {
-  using Reg = typename Vector<typename T::Sum, kBytes>::Type;
-  static constexpr int64_t kCount = kBytes / sizeof(typename T::Sum);
-  static JAX_LAYOUT_INLINE void Load(const typename T::Stored* p, Reg* to) {
-    if constexpr (sizeof(*p) == sizeof(typename T::Sum)) {
-      std::memcpy(to, p, kBytes);
-    } else {
-      using Bits = typename Vector<uint32_t, kBytes>::Type;
-      typename Vector<uint16_t, kBytes / 2>::Type half;
-      std::memcpy(&half, p, sizeof(half));
-      const Bits bits = __builtin_convertvector(half, Bits) << 16;
-      std::memcpy(to, &bits, kBytes);
-    }
-  }
-};
-
-// Whether they are summed so. The compiler widens halves in loops alone.
-template <typename T>
-JAX_LAYOUT_INLINE bool InRuns(const MomentsProblem& p) {
-  return p.l == 1 && !std::is_same_v<T, F16>;
-}
-
-// first and second: sums of what add(Elements, i, &first, &second) adds for the
-// elements from i on.
-template <typename T, int kBytes, typename Add>
-JAX_LAYOUT_INLINE void SumRuns(const Block& block, const Add& add,
-                               double* first, double* second) {
-  using Wide = Many<T, kBytes>;
-  using Sum = typename T::Sum;
-  constexpr int64_t kCount = Wide::kCount;
-  constexpr int kRegs = 4;
-  // More in float32 would round what follows an outlier too often.
-  constexpr int64_t kMost = 32 * kRegs * kCount;
-  using Total = typename Vector<double, kCount * sizeof(double)>::Type;
-  Total all_a = {}, all_b = {};
-  typename Wide::Reg a[kRegs] = {}, b[kRegs] = {};
-  Sum rest_a = 0, rest_b = 0;
-  const auto total = [&]() __attribute__((always_inline)) {
-    all_a += __builtin_convertvector((a[0] + a[1]) + (a[2] + a[3]), Total);
-    all_b += __builtin_convertvector((b[0] + b[1]) + (b[2] + b[3]), Total);
-    for (int r = 0; r < kRegs; ++r) a[r] = b[r] = typename Wide::Reg{};
-  };
-  int64_t summed = 0;  // since the last total
-  for (int64_t k = 0; k < block.count; ++k) {
-    int64_t i = block.runs[k].offset;
-    const int64_t end = i + block.runs[k].rows;
-    while (i < end) {
-      const int64_t stop = std::min(end, i + kMost - summed);
-      summed += stop - i;
-      for (; i + kRegs * kCount <= stop; i += kRegs * kCount) {
-#pragma GCC unroll 4
-        for (int r = 0; r < kRegs; ++r) {
-          add(Wide(), i + r * kCount, a + r, b + r);
-        }
-      }
-      for (; i + kCount <= stop; i += kCount) add(Wide(), i, a, b);
-      for (; i < stop; ++i) add(One<T>(), i, &rest_a, &rest_b);
-      if (summed < kMost) continue;
-      total();
-      summed = 0;
-    }
-  }
-  total();
-  *first = rest_a;
-  *second = rest_b;
-  for (int64_t j = 0; j < kCount; ++j) {
-    *first += all_a[j];
-    *second += all_b[j];
-  }
-}
-
 // Two numbers of a result, of the elements of a part.
 struct Pair {
   double first, second;
@@ -346,19 +245,8 @@ JAX_LAYOUT_INLINE void MomentsOf(const MomentsProblem& p, const Part& part,
           }
         }
         const double inverse = 1 / static_cast<double>(rows);
-        if (InRuns<T>(p)) {
-          SumRuns<T, kBytes>(
-              block,
-              [&]<class E>(E, int64_t i, typename E::Reg* sum,
-                           typename E::Reg* square)
-                  __attribute__((always_inline)) {
-                    typename E::Reg d;
-                    E::Load(x + i, &d);
-                    d -= *center;
-                    *sum += d;
-                    *square += d * d;
-                  },
-              sums, squares);
+        if (p.l == 1 && kSumsRuns<T>) {
+          SumRuns<T, kBytes>(block, Deviations<T>(x, *center), sums, squares);
         } else {
           Repeat(block, center);
           Squares<T>(block, x, center, sums, squares);
@@ -386,36 +274,73 @@ JAX_LAYOUT_INLINE void SumsOf(const MomentsProblem& p, const Part& part,
                   part.column,
               part.columns, center);
   std::fill_n(out, part.columns, Pair{0, 0});
-  ForEachBlock(p, part,
-               [&](const Block& block, int64_t) __attribute__((always_inline)) {
-                 if (InRuns<T>(p)) {
-                   SumRuns<T, kBytes>(
-                       block,
-                       [&]<class E>(E, int64_t i, typename E::Reg* sum,
-                                    typename E::Reg* product)
-                           __attribute__((always_inline)) {
-                             typename E::Reg c, d;
-                             E::Load(ct + i, &c);
-                             E::Load(x + i, &d);
-                             *sum += c;
-                             *product += c * (d - *center);
-                           },
-                       sums, products);
-                 } else {
-                   Repeat(block, center);
-                   Products<T>(block, ct, x, center, sums, products);
-                 }
-                 for (int64_t j = 0; j < part.columns; ++j) {
-                   out[j].first += sums[j];
-                   out[j].second += products[j];
-                 }
-               });
+  ForEachBlock(
+      p, part, [&](const Block& block, int64_t) __attribute__((always_inline)) {
+        if (p.l == 1 && kSumsRuns<T>) {
+          SumRuns<T, kBytes>(block, CenteredProducts<T>(ct, x, *center), sums,
+                             products);
+        } else {
+          Repeat(block, center);
+          Products<T>(block, ct, x, center, sums, products);
+        }
+        for (int64_t j = 0; j < part.columns; ++j) {
+          out[j].first += sums[j];
+          out[j].second += products[j];
+        }
+      });
+}
+
+// mean[i] and variance[i] of the rows i of [begin, end), which have n elements
+// and are read twice: from memory, and while they are in a cache.
+template <typename T, int kBytes>
+JAX_LAYOUT_INLINE void MomentsOfRows(int64_t n, int64_t begin, int64_t end,
+                                     const void* data, void* means,
+                                     void* variances) {
+  using Sum = typename T::Sum;
+  const auto* x = static_cast<const typename T::Stored*>(data);
+  auto *mean = static_cast<Sum*>(means),
+       *variance = static_cast<Sum*>(variances);
+  const double inverse = 1 / static_cast<double>(n);
+  for (int64_t i = begin; i < end; ++i) {
+    const Run run = {i * n, n};
+    const Block row = {&run, 1, 1, 1, 1};
+    double sum, square;
+    SumRuns<T, kBytes>(row, Elements<T>(x), &sum, &square);
+    const Sum center = static_cast<Sum>(sum * inverse);
+    SumRuns<T, kBytes>(row, Deviations<T>(x, center), &sum, &square);
+    const double off = sum * inverse;
+    mean[i] = static_cast<Sum>(center + off);
+    variance[i] = static_cast<Sum>((square - sum * off) * inverse);
+  }
+}
+
+// Likewise sum[i] and product[i] of CenteredSums.
+template <typename T, int kBytes>
+JAX_LAYOUT_INLINE void SumsOfRows(int64_t n, int64_t begin, int64_t end,
+                                  const void* left, const void* right,
+                                  const void* about, void* sums,
+                                  void* products) {
+  using Sum = typename T::Sum;
+  const auto* ct = static_cast<const typename T::Stored*>(left);
+  const auto* x = static_cast<const typename T::Stored*>(right);
+  const auto* center = static_cast<const Sum*>(about);
+  for (int64_t i = begin; i < end; ++i) {
+    const Run run = {i * n, n};
+    const Block row = {&run, 1, 1, 1, 1};
+    double sum, product;
+    SumRuns<T, kBytes>(row, CenteredProducts<T>(ct, x, center[i]), &sum,
+                       &product);
+    static_cast<Sum*>(sums)[i] = static_cast<Sum>(sum);
+    static_cast<Sum*>(products)[i] = static_cast<Sum>(product);
+  }
 }
 
 // The loops of one level for a type.
 struct MomentsFunctions {
   decltype(&MomentsOf<Bf16, 32>) moments;
   decltype(&SumsOf<Bf16, 32>) sums;
+  decltype(&MomentsOfRows<Bf16, 32>) moments_of_rows;
+  decltype(&SumsOfRows<Bf16, 32>) sums_of_rows;
 };
 // And for all, as Dispatch() numbers them.
 template <Isa isa>
@@ -423,7 +348,9 @@ constexpr int kRegBytes = isa == Isa::kAvx512 ? 64 : 32;
 template <Isa isa, typename... T>
 constexpr std::array<MomentsFunctions, sizeof...(T)> kLoops = {
     MomentsFunctions{kCompiled<isa, MomentsOf<T, kRegBytes<isa>>>,
-                     kCompiled<isa, SumsOf<T, kRegBytes<isa>>>}...};
+                     kCompiled<isa, SumsOf<T, kRegBytes<isa>>>,
+                     kCompiled<isa, MomentsOfRows<T, kRegBytes<isa>>>,
+                     kCompiled<isa, SumsOfRows<T, kRegBytes<isa>>>}...};
 template <Isa isa>
 constexpr const auto* kFunctions =
     kLoops<isa, Plain<float>, Plain<double>, Bf16, F16>.data();
@@ -488,6 +415,24 @@ Status SumParts(const MomentsProblem& p, double scale, Sum* first, Sum* second,
   return Status::Ok();
 }
 
+// Whether a problem is one of rows that fit into a cache: too short to be cut.
+bool AreRows(const MomentsProblem& p) {
+  return p.k == 1 && p.l == 1 && p.r * p.s <= kBlock && p.type != DType::kF16;
+}
+
+// Calls fn(begin, end) for parts of b rows of n elements.
+template <typename Fn>
+Status ForEachRowsPart(const MomentsProblem& p, const Executor& executor,
+                       const Fn& fn) {
+  const int64_t tasks =
+      std::clamp<int64_t>(p.b * p.r * p.s / kTaskElements, 1,
+                          std::min<int64_t>(p.b, 4 * executor.num_threads()));
+  executor.ParallelFor(tasks, [&](int64_t task) {
+    fn(task * p.b / tasks, (task + 1) * p.b / tasks);
+  });
+  return Status::Ok();
+}
+
 // Calls fn with the loops of a type, and a value of the type of its sums.
 template <typename Fn>
 Status Dispatch(DType type, const Fn& fn) {
@@ -512,6 +457,13 @@ Status Moments(const MomentsProblem& problem, const void* x, void* mean,
                void* variance, const Executor& executor) {
   return Dispatch(problem.type, [&](const MomentsFunctions& loops, auto zero) {
     using Sum = decltype(zero);
+    if (AreRows(problem)) {
+      return ForEachRowsPart(
+          problem, executor, [&](int64_t begin, int64_t end) {
+            loops.moments_of_rows(problem.r * problem.s, begin, end, x, mean,
+                                  variance);
+          });
+    }
     return SumParts(
         problem, 1.0 / static_cast<double>(problem.r * problem.s),
         static_cast<Sum*>(mean), static_cast<Sum*>(variance), executor,
@@ -529,6 +481,13 @@ Status CenteredSums(const MomentsProblem& problem, const void* ct,
                     const Executor& executor) {
   return Dispatch(problem.type, [&](const MomentsFunctions& loops, auto zero) {
     using Sum = decltype(zero);
+    if (AreRows(problem)) {
+      return ForEachRowsPart(
+          problem, executor, [&](int64_t begin, int64_t end) {
+            loops.sums_of_rows(problem.r * problem.s, begin, end, ct, x, center,
+                               sum, product);
+          });
+    }
     return SumParts(
         problem, 1.0, static_cast<Sum*>(sum), static_cast<Sum*>(product),
         executor,

@@ -27,7 +27,7 @@ _NEAR = 16
 
 
 def moments(x: Array, axes: Sequence[int]) -> tuple[Array, Array]:
-    """Mean and variance over some axes, in one pass over x.
+    """Mean and variance over some axes; our kernel reads x from memory once.
 
     Args:
       x: any shape, floating dtype.
@@ -73,9 +73,22 @@ def _moments(x: Array, *, axes: tuple[int, ...]) -> list[Array]:
     if not x.size:
         empty = jnp.zeros([n for axis, n in enumerate(x.shape) if axis not in axes])
         return [empty.astype(x.dtype)] * 2
+    cpu = functools.partial(_two_passes, axes=axes)
+    others = functools.partial(_one_pass, axes=axes)
+    out: list[Array] = lax.platform_dependent(x, cpu=cpu, default=others)
+    return out
+
+
+def _two_passes(x: Array, *, axes: tuple[int, ...]) -> list[Array]:
+    # XLA:CPU: a norm of 4096 rows of 768 takes 1.3 ms so, 3.1 ms with _one_pass.
+    mean = x.mean(axes)
+    return [mean, jnp.square(x - jnp.expand_dims(mean, axes)).mean(axes)]
+
+
+def _one_pass(x: Array, *, axes: tuple[int, ...]) -> list[Array]:
     # Sums of squares cancel badly where the mean is large, so they are taken about
-    # the mean of a few elements: one pass, where the loops of both sums are one. An
-    # axis that is spread over devices has no few elements.
+    # the mean of a few elements: one pass, where the loops of both sums are one, as
+    # on GPUs. An axis that is spread over devices has no few elements.
     spec = jax.typeof(x).sharding.spec
     near = x
     for axis in axes if all(spec[axis] is None for axis in axes) else ():
@@ -141,7 +154,7 @@ def _kernel(
             operand_layouts=layouts,
             result_layouts=[range(len(kept))] * 2,
             work=Work(f"{name} {x.dtype.name}", shape),
-            gain=1.0,  # plain `lax` is slower than sums about zero, which others take
+            gain=0.95,  # plain `lax` reads x twice, others' sums about zero once
         )
 
     kernel = in_order(tuple(range(x.ndim)))

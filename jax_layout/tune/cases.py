@@ -469,7 +469,8 @@ def _norms(quick: bool) -> Iterator[Case]:
     wanted = {"float32": 1, "bfloat16": 1, "float16": 3, "float64": 3}
     images = [(8, 64, 56, 56), (8, 256, 14, 14), (1, 16, 8, 8), (8, 64, 14, 14),
               (2, 512, 7, 7)]  # fmt: skip
-    rows = [(128, 768), (512, 1024), (1, 768), (64, 64), (4096, 1024)]
+    rows = [(128, 768), (512, 1024), (1, 768), (64, 64), (4096, 1024), (16, 768),
+            (25088, 64), (2048, 256), (512, 4096)]  # fmt: skip
     if quick:
         wanted, images, rows = {"float32": 1}, images[:1], rows[:2]
     orders = ("NCHW", "NHWC")

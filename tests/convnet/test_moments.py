@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mean, variance and the sums of their gradients, against NumPy in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,12 @@ from jax.sharding import PartitionSpec as P
 
 import jax_layout as jl
 from hlo import collectives, compiled, kernels
-from jax_layout.convnet.moments import centered_affine, centered_sums_p, moments
+from jax_layout.convnet.moments import (
+    _one_pass,
+    centered_affine,
+    centered_sums_p,
+    moments,
+)
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 # Shapes and axes: channels first, last, in blocks; groups; rows; columns.
@@ -25,6 +32,9 @@ CASES = [
     ((3, 100, 513), (1,)),
     ((5, 9999), (1,)),
     ((1, 300_001), (1,)),
+    ((4001, 64), (1,)),
+    ((300, 49), (1,)),
+    ((3, 16_384), (1,)),
     ((20_000, 8), (1,)),
     ((1, 20_000), (0,)),
 ]
@@ -80,6 +90,15 @@ def test_variance_about_a_large_mean(shape, axes):
     np.testing.assert_allclose(var, wide(x).var(axes), rtol=1e-6)
 
 
+@pytest.mark.parametrize("mean", [0, 3, 100])
+@pytest.mark.parametrize("shape, axes", CASES[:6], ids=str)
+def test_one_pass_as_on_gpus(shape, axes, mean):
+    x = numbers(shape, "float32", mean=mean)
+    found = jax.jit(functools.partial(_one_pass, axes=axes))(x)
+    np.testing.assert_allclose(found[0], wide(x).mean(axes), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[1], wide(x).var(axes), rtol=1e-4)
+
+
 def test_what_comes_later_may_lie_elsewhere():
     apart = np.repeat([0, 1e4, -1e4, 1], 2).reshape(8, 1, 1, 1)
     x = jnp.asarray(numbers((8, 16, 64, 64), "float32") + apart, "float32")
@@ -91,7 +110,7 @@ def test_what_comes_later_may_lie_elsewhere():
 
 @pytest.mark.parametrize("place", ["first", "last", "every hundredth"])
 @pytest.mark.parametrize("mean", [0, 1e4])
-@pytest.mark.parametrize("format", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("format", ["NCHW", "NHWC", "rows"])
 def test_outliers_do_not_spoil_the_variance(place, mean, format):
     x = np.array(numbers((8 * 28 * 28, 64), "float32", mean=mean))
     rows = {"first": 0, "last": -1, "every hundredth": np.s_[::100]}
@@ -100,6 +119,8 @@ def test_outliers_do_not_spoil_the_variance(place, mean, format):
     axes = (0, 1, 2)
     if format == "NCHW":
         x, axes = x.transpose(0, 3, 1, 2).copy(), (0, 2, 3)
+    if format == "rows":
+        x, axes = x.reshape(-1, 64).T.copy(), (1,)
     _, var = jax.jit(lambda x: moments(x, axes))(x)
     np.testing.assert_allclose(var, wide(x).var(axes), rtol=1e-6)
 
