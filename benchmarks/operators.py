@@ -107,13 +107,8 @@ def _batch_norm(x: Any, weight: Any, bias: Any, channel: int) -> Any:
     return _affine(x, mean, var, weight, bias, channel)
 
 
-def _layer_norm(x: Any, channel: int) -> Any:
-    mean, var = _moments(x, (1, 2, 3))
-    return (x - mean) * lax.rsqrt(var + 1e-5)
-
-
-def _row_norm(x: Any, channel: int) -> Any:
-    mean, var = _moments(x, (3,))
+def _layer_norm(x: Any, axes: tuple[int, ...]) -> Any:
+    mean, var = _moments(x, axes)
     return (x - mean) * lax.rsqrt(var + 1e-5)
 
 
@@ -161,13 +156,13 @@ OPERATORS = (
     Operator(
         "layer_norm",
         lambda x: jl.layer_norm(x, x.shape[1:]),
-        _layer_norm,
+        lambda x, _: _layer_norm(x, (1, 2, 3)),
         lambda f, x: f.layer_norm(x, x.shape[1:]),
     ),
     Operator(
         "layer_norm of rows",
         lambda x: jl.layer_norm(x, x.shape[-1:]),
-        _row_norm,
+        lambda x, _: _layer_norm(x, (3,)),
         lambda f, x: f.layer_norm(x, x.shape[-1:]),
         shapes=_ROWS,
         formats=("NCHW",),

@@ -29,6 +29,14 @@ constexpr int64_t kRuns = 64;         // of a block
 constexpr int64_t kHead = 64, kHeadShare = 16;
 constexpr int64_t kTaskElements = 32 << 10;
 
+// What is summed at a time: of rows of `pitch` elements the first `columns`, or
+// all. Several rows, `folded`, are then one row of `width` accumulators.
+struct Block {
+  const Run* runs;
+  int64_t count, columns, pitch, folded;
+  int64_t width() const { return folded * columns; }
+};
+
 // Calls fn(offset, rows, width) for rows of accumulators in each run.
 template <typename Fn>
 JAX_LAYOUT_INLINE void ForEachRows(const Block& block, const Fn& fn) {
@@ -246,7 +254,10 @@ JAX_LAYOUT_INLINE void MomentsOf(const MomentsProblem& p, const Part& part,
         }
         const double inverse = 1 / static_cast<double>(rows);
         if (p.l == 1 && kSumsRuns<T>) {
-          SumRuns<T, kBytes>(block, Deviations<T>(x, *center), sums, squares);
+          if constexpr (kSumsRuns<T>) {
+            SumRuns<T, kBytes>(block.runs, block.count,
+                               Deviations<T>(x, *center), sums, squares);
+          }
         } else {
           Repeat(block, center);
           Squares<T>(block, x, center, sums, squares);
@@ -274,20 +285,23 @@ JAX_LAYOUT_INLINE void SumsOf(const MomentsProblem& p, const Part& part,
                   part.column,
               part.columns, center);
   std::fill_n(out, part.columns, Pair{0, 0});
-  ForEachBlock(
-      p, part, [&](const Block& block, int64_t) __attribute__((always_inline)) {
-        if (p.l == 1 && kSumsRuns<T>) {
-          SumRuns<T, kBytes>(block, CenteredProducts<T>(ct, x, *center), sums,
-                             products);
-        } else {
-          Repeat(block, center);
-          Products<T>(block, ct, x, center, sums, products);
-        }
-        for (int64_t j = 0; j < part.columns; ++j) {
-          out[j].first += sums[j];
-          out[j].second += products[j];
-        }
-      });
+  ForEachBlock(p, part,
+               [&](const Block& block, int64_t) __attribute__((always_inline)) {
+                 if (p.l == 1 && kSumsRuns<T>) {
+                   if constexpr (kSumsRuns<T>) {
+                     SumRuns<T, kBytes>(block.runs, block.count,
+                                        CenteredProducts<T>(ct, x, *center),
+                                        sums, products);
+                   }
+                 } else {
+                   Repeat(block, center);
+                   Products<T>(block, ct, x, center, sums, products);
+                 }
+                 for (int64_t j = 0; j < part.columns; ++j) {
+                   out[j].first += sums[j];
+                   out[j].second += products[j];
+                 }
+               });
 }
 
 // mean[i] and variance[i] of the rows i of [begin, end), which have n elements
@@ -303,11 +317,10 @@ JAX_LAYOUT_INLINE void MomentsOfRows(int64_t n, int64_t begin, int64_t end,
   const double inverse = 1 / static_cast<double>(n);
   for (int64_t i = begin; i < end; ++i) {
     const Run run = {i * n, n};
-    const Block row = {&run, 1, 1, 1, 1};
     double sum, square;
-    SumRuns<T, kBytes>(row, Elements<T>(x), &sum, &square);
+    SumRuns<T, kBytes>(&run, 1, Elements<T>(x), &sum, &square);
     const Sum center = static_cast<Sum>(sum * inverse);
-    SumRuns<T, kBytes>(row, Deviations<T>(x, center), &sum, &square);
+    SumRuns<T, kBytes>(&run, 1, Deviations<T>(x, center), &sum, &square);
     const double off = sum * inverse;
     mean[i] = static_cast<Sum>(center + off);
     variance[i] = static_cast<Sum>((square - sum * off) * inverse);
@@ -326,16 +339,15 @@ JAX_LAYOUT_INLINE void SumsOfRows(int64_t n, int64_t begin, int64_t end,
   const auto* center = static_cast<const Sum*>(about);
   for (int64_t i = begin; i < end; ++i) {
     const Run run = {i * n, n};
-    const Block row = {&run, 1, 1, 1, 1};
     double sum, product;
-    SumRuns<T, kBytes>(row, CenteredProducts<T>(ct, x, center[i]), &sum,
+    SumRuns<T, kBytes>(&run, 1, CenteredProducts<T>(ct, x, center[i]), &sum,
                        &product);
     static_cast<Sum*>(sums)[i] = static_cast<Sum>(sum);
     static_cast<Sum*>(products)[i] = static_cast<Sum>(product);
   }
 }
 
-// The loops of one level for a type.
+// The loops of one level for a type; those of rows may be missing.
 struct MomentsFunctions {
   decltype(&MomentsOf<Bf16, 32>) moments;
   decltype(&SumsOf<Bf16, 32>) sums;
@@ -345,12 +357,21 @@ struct MomentsFunctions {
 // And for all, as Dispatch() numbers them.
 template <Isa isa>
 constexpr int kRegBytes = isa == Isa::kAvx512 ? 64 : 32;
+template <Isa isa, typename T>
+constexpr MomentsFunctions LoopsOf() {
+  constexpr int kBytes = kRegBytes<isa>;
+  MomentsFunctions loops = {kCompiled<isa, MomentsOf<T, kBytes>>,
+                            kCompiled<isa, SumsOf<T, kBytes>>, nullptr,
+                            nullptr};
+  if constexpr (kSumsRuns<T>) {
+    loops.moments_of_rows = kCompiled<isa, MomentsOfRows<T, kBytes>>;
+    loops.sums_of_rows = kCompiled<isa, SumsOfRows<T, kBytes>>;
+  }
+  return loops;
+}
 template <Isa isa, typename... T>
 constexpr std::array<MomentsFunctions, sizeof...(T)> kLoops = {
-    MomentsFunctions{kCompiled<isa, MomentsOf<T, kRegBytes<isa>>>,
-                     kCompiled<isa, SumsOf<T, kRegBytes<isa>>>,
-                     kCompiled<isa, MomentsOfRows<T, kRegBytes<isa>>>,
-                     kCompiled<isa, SumsOfRows<T, kRegBytes<isa>>>}...};
+    LoopsOf<isa, T>()...};
 template <Isa isa>
 constexpr const auto* kFunctions =
     kLoops<isa, Plain<float>, Plain<double>, Bf16, F16>.data();
@@ -363,6 +384,13 @@ const Kernels<const MomentsFunctions*> kKernels(
 #endif
                    {Isa::kPortable, kFunctions<Isa::kPortable>}});
 
+// So many tasks that threads which start late find some, if they are not too
+// small.
+int64_t TasksOf(int64_t elements, const Executor& executor) {
+  return std::clamp<int64_t>(elements / kTaskElements, 1,
+                             4 * executor.num_threads());
+}
+
 // Cuts the work into tasks, each of a group's columns and rows, calls
 // `sum(part, pairs)` for each, joins what belongs together and stores it.
 template <typename Sum, typename SumPart, typename JoinPairs>
@@ -374,9 +402,7 @@ Status SumParts(const MomentsProblem& p, double scale, Sum* first, Sum* second,
   const int64_t tiles = (p.l + columns - 1) / columns;
   const int64_t whole = groups * tiles;  // tasks, if rows are not cut
   const int64_t elements = groups * rows * p.l;
-  // So many that threads which start late find some, if they are not too small.
-  const int64_t wanted = std::clamp<int64_t>(elements / kTaskElements, 1,
-                                             4 * executor.num_threads());
+  const int64_t wanted = TasksOf(elements, executor);
   const int64_t cuts = std::clamp<int64_t>(wanted / whole, 1, rows);
   const int64_t together = std::max<int64_t>(whole * cuts / wanted, 1);
   const int64_t parts = whole * cuts;
@@ -417,16 +443,14 @@ Status SumParts(const MomentsProblem& p, double scale, Sum* first, Sum* second,
 
 // Whether a problem is one of rows that fit into a cache: too short to be cut.
 bool AreRows(const MomentsProblem& p) {
-  return p.k == 1 && p.l == 1 && p.r * p.s <= kBlock && p.type != DType::kF16;
+  return p.k == 1 && p.l == 1 && p.r * p.s <= kBlock;
 }
 
 // Calls fn(begin, end) for parts of b rows of n elements.
 template <typename Fn>
 Status ForEachRowsPart(const MomentsProblem& p, const Executor& executor,
                        const Fn& fn) {
-  const int64_t tasks =
-      std::clamp<int64_t>(p.b * p.r * p.s / kTaskElements, 1,
-                          std::min<int64_t>(p.b, 4 * executor.num_threads()));
+  const int64_t tasks = std::min(TasksOf(p.b * p.r * p.s, executor), p.b);
   executor.ParallelFor(tasks, [&](int64_t task) {
     fn(task * p.b / tasks, (task + 1) * p.b / tasks);
   });
@@ -457,7 +481,7 @@ Status Moments(const MomentsProblem& problem, const void* x, void* mean,
                void* variance, const Executor& executor) {
   return Dispatch(problem.type, [&](const MomentsFunctions& loops, auto zero) {
     using Sum = decltype(zero);
-    if (AreRows(problem)) {
+    if (AreRows(problem) && loops.moments_of_rows != nullptr) {
       return ForEachRowsPart(
           problem, executor, [&](int64_t begin, int64_t end) {
             loops.moments_of_rows(problem.r * problem.s, begin, end, x, mean,
@@ -481,7 +505,7 @@ Status CenteredSums(const MomentsProblem& problem, const void* ct,
                     const Executor& executor) {
   return Dispatch(problem.type, [&](const MomentsFunctions& loops, auto zero) {
     using Sum = decltype(zero);
-    if (AreRows(problem)) {
+    if (AreRows(problem) && loops.sums_of_rows != nullptr) {
       return ForEachRowsPart(
           problem, executor, [&](int64_t begin, int64_t end) {
             loops.sums_of_rows(problem.r * problem.s, begin, end, ct, x, center,

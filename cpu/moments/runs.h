@@ -19,18 +19,15 @@ struct Run {
   int64_t offset, rows;
 };
 
-// What is summed at a time: of rows of `pitch` elements the first `columns`, or
-// all. Several rows, `folded`, are then one row of `width` accumulators.
-struct Block {
-  const Run* runs;
-  int64_t count, columns, pitch, folded;
-  int64_t width() const { return folded * columns; }
-};
-
 template <typename Element, int kBytes>
 struct Vector {
   typedef Element Type __attribute__((vector_size(kBytes)));
 };
+
+// Whether a type's elements are summed so: the compiler widens float16 in loops
+// alone.
+template <typename T>
+constexpr bool kSumsRuns = !std::is_same_v<T, F16>;
 
 // Elements that are summed at a time: one, or registers of kBytes, `part` being
 // which of them. Numbers of two bytes are every other one's, so that they are
@@ -44,6 +41,7 @@ struct One {
 };
 template <typename T, int kBytes, int part>
 struct Many {
+  static_assert(kSumsRuns<T>);
   using Reg = typename Vector<typename T::Sum, kBytes>::Type;
   static JAX_LAYOUT_INLINE void Load(const typename T::Stored* p, Reg* to) {
     if constexpr (sizeof(*p) == sizeof(typename T::Sum)) {
@@ -56,10 +54,6 @@ struct Many {
     }
   }
 };
-
-// Whether a type's elements are: the compiler widens float16 in loops alone.
-template <typename T>
-constexpr bool kSumsRuns = !std::is_same_v<T, F16>;
 
 // The sum of a vector's elements, by halves.
 template <typename Element, int kBytes>
@@ -77,9 +71,9 @@ SumOf(const typename Vector<Element, kBytes>::Type& elements) {
 }
 
 // first and second: sums of what add(Elements, i, &first, &second) adds for the
-// elements from i on.
+// elements from i on, those of `count` runs.
 template <typename T, int kBytes, typename Add>
-JAX_LAYOUT_INLINE void SumRuns(const Block& block, const Add& add,
+JAX_LAYOUT_INLINE void SumRuns(const Run* runs, int64_t count, const Add& add,
                                double* first, double* second) {
   using Sum = typename T::Sum;
   using Reg = typename Vector<Sum, kBytes>::Type;
@@ -105,9 +99,9 @@ JAX_LAYOUT_INLINE void SumRuns(const Block& block, const Add& add,
       add(Many<T, kBytes, 1>(), i, a + r + 1, b + r + 1);
   };
   int64_t summed = 0;  // since the last total
-  for (int64_t k = 0; k < block.count; ++k) {
-    int64_t i = block.runs[k].offset;
-    const int64_t end = i + block.runs[k].rows;
+  for (int64_t k = 0; k < count; ++k) {
+    int64_t i = runs[k].offset;
+    const int64_t end = i + runs[k].rows;
     while (i < end) {
       const int64_t stop = std::min(end, i + kMost - summed);
       summed += stop - i;

@@ -80,9 +80,9 @@ def _moments(x: Array, *, axes: tuple[int, ...]) -> list[Array]:
 
 
 def _two_passes(x: Array, *, axes: tuple[int, ...]) -> list[Array]:
-    # XLA:CPU: a norm of 4096 rows of 768 takes 1.3 ms so, 3.1 ms with _one_pass.
-    mean = x.mean(axes)
-    return [mean, jnp.square(x - jnp.expand_dims(mean, axes)).mean(axes)]
+    # A float32 norm of 4096 rows of 768 takes 1.3 ms so, 3.1 ms with _one_pass:
+    # XLA of jax 0.12 on AVX-512 (Zen 4).
+    return [x.mean(axes), x.var(axes)]
 
 
 def _one_pass(x: Array, *, axes: tuple[int, ...]) -> list[Array]:
