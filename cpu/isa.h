@@ -39,6 +39,10 @@ const std::string& UnknownMaxIsa();
 // The level of what runs: the processor's, at most MaxIsa().
 Isa BestIsa();
 
+// The same of products without tiles: those of bf16 in pairs stay aside where
+// the processor multiplies a pair no faster than two floats.
+Isa BestIsaWithoutTiles();
+
 // Whether an AVX-512 processor has byte permutes too: those of Skylake, Cascade
 // Lake and Cooper Lake, the last with bf16, do not.
 bool HasVbmi();
@@ -65,7 +69,8 @@ class KernelLevels {
   }
 
   const char* name() const { return name_; }
-  const char* best() const { return NameOf(Find(BestIsa())); }
+  // Those that run unless a test asks for others.
+  const char* best() const;
   const char* ran() const { return NameOf(ran_.load()); }
   const KernelLevels* next() const { return next_; }
   static const KernelLevels* First();

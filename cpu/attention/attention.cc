@@ -39,6 +39,11 @@ const Kernels<const AttentionKernels*> kKernels(
 #endif
                  });
 
+Isa IsaFor(const AttentionProblem& p) {
+  const Isa best = BestIsa();
+  return best == Isa::kAmx && FillsTiles(p) ? best : BestIsaWithoutTiles();
+}
+
 // Those of a level, or of the one below tiles for what does not fill them.
 const AttentionKernels* KernelsFor(const AttentionProblem& p, Isa isa) {
   return kKernels.Take(FillsTiles(p) ? isa : std::min(isa, Isa::kAvx512Bf16));
@@ -228,7 +233,7 @@ bool AttentionSupports(const AttentionProblem& p) {
 
 Status Attention(const AttentionProblem& problem,
                  const AttentionBuffers& buffers, const Executor& executor) {
-  return Attention(problem, buffers, executor, BestIsa());
+  return Attention(problem, buffers, executor, IsaFor(problem));
 }
 
 Status Attention(const AttentionProblem& p, const AttentionBuffers& buffers,
@@ -254,7 +259,7 @@ Status Attention(const AttentionProblem& p, const AttentionBuffers& buffers,
 Status AttentionGradient(const AttentionProblem& problem,
                          const AttentionGradientBuffers& buffers,
                          const Executor& executor) {
-  return AttentionGradient(problem, buffers, executor, BestIsa());
+  return AttentionGradient(problem, buffers, executor, IsaFor(problem));
 }
 
 Status AttentionGradient(const AttentionProblem& p,

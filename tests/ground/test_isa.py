@@ -35,6 +35,8 @@ KERNELS = {
     "geam": ("portable", "avx2"),
     "attention": ("avx2", "avx512", "avx512_bf16"),  # of float32: tiles are of 16 bits
 }
+# Those that multiply pairs of bfloat16 beside floats.
+PAIRS = ("skinny", "attention")
 # What oneDNN may call the instruction set that it uses.
 ONEDNN = {
     "portable": {"sse41"},
@@ -208,6 +210,10 @@ def test_level(level):
         want["widened"] = ""  # the library sums float16 itself
     if best == "amx":
         want["blocked pairs"] = ""  # tiles are before them
+    if "GenuineIntel" in Path("/proc/cpuinfo").read_text():
+        want["blocked pairs"] = ""  # and floats are sooner multiplied than pairs
+        floats = highest(X86[: X86.index("avx512") + 1], best)
+        want |= {name: highest(KERNELS[name], floats) for name in PAIRS}
     assert told["ran"] == want
 
     onednn = targets["oneDNN"].removeprefix("cpu_isa_")

@@ -485,7 +485,7 @@ bool BlockedSupports(const GemmProblem& problem) {
 
 Status GemmBlocked(const GemmProblem& problem, const GemmBuffers& buffers,
                    const Executor& executor) {
-  return GemmBlocked(problem, buffers, executor, BestIsa());
+  return GemmBlocked(problem, buffers, executor, BestIsaWithoutTiles());
 }
 
 Status GemmBlocked(const GemmProblem& problem, const GemmBuffers& buffers,

@@ -161,6 +161,18 @@ struct Pairs {
   }
 };
 
+// Where GCC would read an operand from memory anew for each of its products,
+// more loads than the processor has time for.
+template <class R>
+JAX_LAYOUT_INLINE R InRegister(R value) {
+#ifdef __x86_64__
+  asm("" : "+v"(value));
+#else
+  asm("" : "+w"(value));
+#endif
+  return value;
+}
+
 // The matrix's columns contiguous: sums of kRows x kVectors, in registers for a
 // block of k, one operand of each row of x spread over the lanes.
 template <class A>
@@ -245,7 +257,7 @@ void Across(const AcrossCall<A>& c) {
     if constexpr (kFrom != From::kMatrix) strip += kVectors * kLane;
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
-      const typename A::Reg one = A::Spread(x + i * kSkinnySteps * A::kDepth);
+      const auto one = InRegister(A::Spread(x + i * kSkinnySteps * A::kDepth));
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         sum[i][v] = A::MultiplyAdd(sum[i][v], column[v], one);
@@ -366,16 +378,16 @@ void MultiplyAcross(const SkinnyBlock& b) {
 // k contiguous: dot products of kRows rows of x and kColumns of the matrix,
 // with sums of them all in registers.
 template <class A>
-constexpr int kAlongRows = A::kRegisters == 32 ? 6 : 3;
-constexpr int kAlongColumns = 4;
+constexpr int kAlongRows = A::kRegisters == 32 ? 8 : 3;
+constexpr int kAlongColumns(int rows) { return rows <= 6 ? 4 : 3; }
 
 template <class A, int kRows, int kColumns>
 JAX_LAYOUT_INLINE void AddAlong(const typename A::Wide* x,
                                 const typename A::Reg (&column)[kColumns],
                                 typename A::SumReg* sum) {
-#pragma GCC unroll 6
+#pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
-    const typename A::Reg row = A::Load(x + i * kSkinnyLd * A::kDepth);
+    const auto row = InRegister(A::Load(x + i * kSkinnyLd * A::kDepth));
 #pragma GCC unroll 4
     for (int v = 0; v < kColumns; ++v) {
       typename A::SumReg& to = sum[i * kColumns + v];
@@ -384,7 +396,7 @@ JAX_LAYOUT_INLINE void AddAlong(const typename A::Wide* x,
   }
 }
 
-template <class A, class W>
+template <class A, class W, int kColumns>
 struct AlongCall {
   const W* w;
   int64_t ld;
@@ -392,11 +404,11 @@ struct AlongCall {
   int64_t depth;
   typename A::Sum* sums;
   int64_t sums_ld;
-  int64_t ahead[kAlongColumns];  // of each column; 0 asks for what it reads
+  int64_t ahead[kColumns];  // of each column; 0 asks for what it reads
 };
 
 template <class A, class W, int kRows, int kColumns>
-void Along(const AlongCall<A, W>& c) {
+void Along(const AlongCall<A, W, kColumns>& c) {
   constexpr int64_t kStep = A::kLanes * A::kDepth;
   constexpr int kSums =
       (kRows * kColumns + A::kLanes - 1) / A::kLanes * A::kLanes;
@@ -424,7 +436,7 @@ void Along(const AlongCall<A, W>& c) {
   typename A::Sum totals[kSums];
 #pragma GCC unroll 8
   for (int i = 0; i < kSums; i += A::kLanes) A::Totals(sum + i, totals + i);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
     for (int v = 0; v < kColumns; ++v) {
@@ -446,7 +458,7 @@ void MultiplyAlong(const SkinnyBlock& b) {
   auto* sums = reinterpret_cast<typename A::Sum*>(b.sums);
   const int64_t ld = (b.count + kSkinnyStrip - 1) / kSkinnyStrip * kSkinnyStrip;
   const int64_t groups = (b.rows + kMost - 1) / kMost;
-  const bool widen = sizeof(T) != sizeof(Wide) && groups > 1;
+  const bool widen = sizeof(T) != sizeof(Wide) && groups > 2;
   for (int64_t p = 0; p < b.k; p += kLong) {
     const int64_t depth = std::min(kLong, b.k - p);
     for (int64_t i = 0; i < b.rows; ++i) {
@@ -475,22 +487,23 @@ void MultiplyAlong(const SkinnyBlock& b) {
           int64_t v = 0;
           auto some = [&]<int kColumns> {
             // Groups take turns to ask for the columns.
-            AlongCall<A, T> call = {panel + v * b.ld, b.ld, xs, depth,
-                                    at + v,           ld,   {}};
+            AlongCall<A, T, kColumns> call = {panel + v * b.ld, b.ld, xs, depth,
+                                              at + v,           ld,   {}};
             for (int64_t c = 0; c < kColumns; ++c) {
               if (c * groups / kColumns == group) call.ahead[c] = ahead;
             }
             if constexpr (sizeof(T) != sizeof(Wide)) {
               if (widen) {
-                AlongCall<A, Wide> wide = {
+                AlongCall<A, Wide, kColumns> wide = {
                     widened + v * kLd, kLd, xs, depth, at + v, ld, {}};
                 return Along<A, Wide, kRows, kColumns>(wide);
               }
             }
             Along<A, T, kRows, kColumns>(call);
           };
-          for (; v + kAlongColumns <= columns; v += kAlongColumns) {
-            some.template operator()<kAlongColumns>();
+          constexpr int kTogether = kAlongColumns(kRows);
+          for (; v + kTogether <= columns; v += kTogether) {
+            some.template operator()<kTogether>();
           }
           for (; v < columns; ++v) some.template operator()<1>();
         });

@@ -69,7 +69,7 @@ bool SkinnySupports(const GemmProblem& problem) {
 
 Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
                   const Executor& executor) {
-  return GemmSkinny(problem, buffers, executor, BestIsa());
+  return GemmSkinny(problem, buffers, executor, BestIsaWithoutTiles());
 }
 
 Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
