@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gpu = options.device == "gpu"
     machine = table.machine(options.device)
     name = f"{machine['profile']}-jaxlib-{choices.jaxlib_minor()}.json"
-    path = options.output or Path(jl.__file__).parent / "tables" / name
+    of_gpu = Path(jl.__file__).parent / "tables" / name
+    path = options.output or (of_gpu if gpu else choices.packaged_path())
     print(heading(path, options.quick, options.device), flush=True)
     kept = None
     cases = gpu_cases.all_cases() if gpu else cpu_cases.all_cases(options.quick)

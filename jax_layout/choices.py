@@ -323,7 +323,7 @@ def _tables(source: str) -> list[tuple[Path, Table]]:
                 RuntimeWarning,
                 stacklevel=2,
             )
-    path = _PACKAGED / file_name()
+    path = packaged_path()
     if path.exists():
         found.append((path, load(path)))
     return found
@@ -335,8 +335,17 @@ def packaged() -> list[Table]:
     return [load(path) for path in sorted(_PACKAGED.glob("*.json"))]
 
 
+def packaged_path() -> Path:
+    """The package's table of this processor class and jaxlib, whether it exists or not.
+
+    The vendor's if there is one: the same instructions are not as fast everywhere.
+    """
+    of_vendor = _PACKAGED / f"{profile()}-{vendor()}-jaxlib-{jaxlib_minor()}.json"
+    return of_vendor if of_vendor.exists() else _PACKAGED / file_name()
+
+
 def file_name() -> str:
-    """What the table of this processor class and jaxlib is called."""
+    """What a table of this processor class and jaxlib is called."""
     return f"{profile()}-jaxlib-{jaxlib_minor()}.json"
 
 
@@ -465,6 +474,19 @@ def processor_of(cpuinfo: str) -> str:
     found = {key: value.strip() for key, value in re.findall(keys, cpuinfo, re.M)}
     labels = {"model name": "", "cpu family": "family ", "model": "model "}
     return ", ".join(labels[key] + found[key] for key in labels if key in found)
+
+
+@functools.cache
+def vendor() -> str:
+    """Who makes the x86 processor: "amd", "intel"; "" if nobody says or it is none."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return vendor_of(cpuinfo.read_text() if cpuinfo.exists() else "")
+
+
+def vendor_of(cpuinfo: str) -> str:
+    """What a text of /proc/cpuinfo says of the processor's vendor, "" if nothing."""
+    found = re.search(r"^vendor_id\s*: (?:Genuine|Authentic)(\w+)$", cpuinfo, re.M)
+    return found[1].lower() if found else ""
 
 
 @functools.cache

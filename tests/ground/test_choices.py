@@ -314,5 +314,34 @@ def test_packaged_tables_are_sound():
         warnings.simplefilter("error")
         for path in folder.glob("*.json"):
             table = choices.load(path)
-            assert path.name == f"{table.profile}-jaxlib-{table.jaxlib}.json"
+            vendor = "-intel" if "-intel-" in path.name else ""
+            assert path.name == f"{table.profile}{vendor}-jaxlib-{table.jaxlib}.json"
             assert table.cases
+
+
+@pytest.mark.parametrize(
+    ("vendor_id", "vendor"),
+    [
+        ("GenuineIntel", "intel"),
+        ("AuthenticAMD", "amd"),
+        ("HygonGenuine", ""),
+        ("", ""),
+    ],
+)
+def test_vendor(vendor_id, vendor):
+    text = f"processor\t: 0\nvendor_id\t: {vendor_id}\ncpu family\t: 6\n"
+    assert choices.vendor_of(text) == vendor
+
+
+def test_the_vendor_has_its_own_table(tmp_path, monkeypatch):
+    """And the class's table is for whoever has none."""
+    monkeypatch.setattr(choices, "_PACKAGED", tmp_path)
+    monkeypatch.setattr(choices, "vendor", lambda: "intel")
+    monkeypatch.setattr(choices, "profile", lambda: "avx512_bf16")
+    tail = f"jaxlib-{choices.jaxlib_minor()}.json"
+    assert choices.packaged_path() == tmp_path / f"avx512_bf16-{tail}"
+    own = tmp_path / f"avx512_bf16-intel-{tail}"
+    own.write_text("{}")
+    assert choices.packaged_path() == own
+    monkeypatch.setattr(choices, "vendor", lambda: "amd")
+    assert choices.packaged_path() == tmp_path / f"avx512_bf16-{tail}"
