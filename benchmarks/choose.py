@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", nargs="+", metavar="WORD", help="cases with one of these; others stay"
     )
     add("--device", choices=["cpu", "gpu"], default="cpu")
-    add("--seconds", type=float, help="budget of a case")
+    add("--seconds", type=float, help="of each program of a case")
     add(
         "--again",
         action="store_true",

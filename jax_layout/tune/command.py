@@ -15,7 +15,15 @@ from jax_layout import choices
 from jax_layout.tune import cases as cpu_cases
 from jax_layout.tune import gpu_cases
 from jax_layout.tune.case import Case
-from jax_layout.tune.measure import ON_GPU, QUICK, Measured, Points, Timing, measure
+from jax_layout.tune.measure import (
+    ON_GPU,
+    QUICK,
+    Measured,
+    Points,
+    Timing,
+    keep_least,
+    measure,
+)
 from jax_layout.tune.table import machine, replacing, text
 
 
@@ -83,7 +91,7 @@ def run(
         found: Measured = measure(cases, timing, advance, platform)
         points = {**(kept or {}), **found.points}
         if again:
-            found.add(kept or {})
+            keep_least(found.points, kept or {})
             points = found.points
         file.write(text(points, quick, measured_on))
     failures = tuple(found.failures)

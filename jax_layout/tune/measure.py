@@ -3,9 +3,11 @@
 
 A method is a program of its own. All programs of a case take turns, each round in
 another order, so that a slow moment of the machine falls on all of them; a ratio is
-that of medians. A short call is timed in a loop inside of one program, over stacked
-operands, where it pays what it pays in a program: no dispatch from Python, operands
-that are not in the first-level cache, and XLA's freedom to make one kernel of the loop.
+that of lower quartiles: what else runs only adds time, and a call for which a thread
+comes too late takes twice as long, which it may be in half of all rounds. A short
+call is timed in a loop inside of one program, over stacked operands, where it pays
+what it pays in a program: no dispatch from Python, operands that are not in the
+first-level cache, and XLA's freedom to make one kernel of the loop.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,6 +38,8 @@ Points = dict[Work, dict[str, float]]
 _SHORT = 1 << 20
 _STACK = 8 << 20
 _STEPS = 4, 64
+# A program below this is slower than plain jax by more than a few rounds are off.
+_LOSES = 0.95
 # Of a GPU's programs: how often each calls, and of how many cases they are compiled
 # at a time.
 _CALLS = 16
@@ -60,22 +63,22 @@ class Timing:
     """How long to measure.
 
     Attributes:
-      seconds: of a case, all its programs together; three rounds in any case, one of
-        calls that take as long as this four times over.
+      seconds: of each program of a case; three rounds in any case, one of calls that
+        take as long as this four times over.
       rounds: at most.
       sample: seconds that a sample lasts, about, of calls that are shorter.
       total: seconds after which no other case is begun.
     """
 
-    seconds: float = 0.15
+    seconds: float = 0.05
     rounds: int = 15
     sample: float = 1e-3
     total: float = math.inf
 
 
-QUICK = Timing(seconds=0.06, rounds=9, sample=5e-4, total=54.0)
+QUICK = Timing(seconds=0.02, rounds=9, sample=5e-4, total=54.0)
 # A sample of many programs, between two of which nobody waits.
-ON_GPU = Timing(seconds=0.4, rounds=9, sample=8e-3)
+ON_GPU = Timing(seconds=0.13, rounds=9, sample=8e-3)
 
 
 @dataclasses.dataclass
@@ -85,19 +88,27 @@ class Measured:
     Attributes:
       points: of every work that a case asked about. One that several cases asked
         about has the least ratio of each method: whoever asks is not to lose.
+      among: of works that cases asked about among others, and that lost nothing there:
+        a part of a program is measured less exactly than the whole, and these are
+        points only of what no case asks about alone.
       failures: a line for each case, or method of one, that did not run or was wrong.
       left: how many cases there was no time for.
     """
 
     points: Points = dataclasses.field(default_factory=dict)
+    among: Points = dataclasses.field(default_factory=dict)
     failures: list[str] = dataclasses.field(default_factory=list)
     left: int = 0
 
-    def add(self, points: Points) -> None:
-        for work, ratios in points.items():
-            known = self.points.setdefault(work, {})
-            for method, ratio in ratios.items():
-                known[method] = min(ratio, known.get(method, math.inf))
+    def add(self, other: Measured) -> None:
+        keep_least(self.points, other.points)
+        keep_least(self.among, other.among)
+        self.failures += other.failures
+
+    def settle(self) -> None:
+        """Makes points of what no case asked about alone."""
+        for work, ratios in self.among.items():
+            self.points[work] = ratios | self.points.get(work, {})
 
     @contextlib.contextmanager
     def failing(self, case: Case) -> Iterator[None]:
@@ -114,6 +125,14 @@ class Measured:
         return sum(
             max(ratios.values()) >= choices.GAIN for ratios in self.points.values()
         )
+
+
+def keep_least(points: Points, others: Points) -> None:
+    """Adds others, of what both have the least."""
+    for work, ratios in others.items():
+        known = points.setdefault(work, {})
+        for method, ratio in ratios.items():
+            known[method] = min(ratio, known.get(method, math.inf))
 
 
 def measure(
@@ -149,9 +168,8 @@ def measure(
         while trials:
             trial = trials.pop(0)
             with found.failing(trial.case), _precision(trial.case):
-                points, wrong = trial.measured(timing)
-                found.add(points)
-                found.failures += [f"{trial.case.name}: {line}" for line in wrong]
+                found.add(trial.measured(timing))
+    found.settle()
     return found
 
 
@@ -161,7 +179,9 @@ def measure_case(
     """The points of a case, and what is wrong with the results of its methods."""
     with ThreadPoolExecutor() as pool:
         trial = _trial(case, platform, pool)
-    return trial.measured(timing)
+    found = trial.measured(timing)
+    found.settle()
+    return found.points, found.failures
 
 
 def _precision(case: Case) -> contextlib.AbstractContextManager[Any]:
@@ -177,6 +197,7 @@ class _Trial:
       sets: operands, which take turns.
       plain: the program that is XLA's.
       variants: by method, and the one work that runs it: the program; what ran it.
+      works: how many a program asks about.
       blocking: whether every call is waited for; else programs call many times.
     """
 
@@ -184,31 +205,49 @@ class _Trial:
     sets: list[list[Any]]
     plain: Future[Any]
     variants: dict[tuple[str, Work | None], tuple[Future[Any], list[Work]]]
+    works: int
     blocking: bool
 
-    def measured(self, timing: Timing) -> tuple[Points, list[str]]:
+    def measured(self, timing: Timing) -> Measured:
         """Its points, and what is wrong with the results of its methods."""
+        found = Measured()
         if not self.variants:
-            return {}, []
+            return found
         plain = self.plain.result()
         expected = jax.device_get(self._first(plain(*self.sets[0])))
-        runs, wrong = {}, []
+        runs = {}
         for key, (variant, _) in self.variants.items():
             compiled = variant.result()
             result = jax.device_get(self._first(compiled(*self.sets[0])))
             # A GPU may round float32 to TF32 before it multiplies.
             rounding = 1 if self.blocking else 10
             if apart := difference(result, expected, rounding, self.case.kinked):
-                wrong.append(f"{key[0]}: {apart}")
+                found.failures.append(f"{self.case.name}: {key[0]}: {apart}")
             else:
                 runs[key] = compiled
+        ratios = self._ratios(plain, runs, timing)
+        # So much noise as would count against a work is rare, and hardly comes twice.
+        slow = {k: runs[k] for k, ratio in ratios.items() if k[1] and ratio < _LOSES}
+        for key, ratio in self._ratios(plain, slow, timing).items():
+            ratios[key] = max(ratio, ratios[key])
+        for (method, work), ratio in ratios.items():
+            points = found.points
+            if work is not None:
+                points = points if ratio < _LOSES else found.among
+                ratio = undiluted(ratio, self.works)
+            ran = self.variants[method, work][1]
+            keep_least(points, {each: {method: ratio} for each in ran})
+        return found
+
+    def _ratios(
+        self, plain: Any, runs: dict[tuple[str, Work | None], Any], timing: Timing
+    ) -> dict[tuple[str, Work | None], float]:
+        """The time of XLA's program over that of each other."""
+        if not runs:
+            return {}
         programs = [plain, *runs.values()]
         times = _times(programs, self.sets, timing, self.blocking)
-        found = Measured()
-        for key, seconds in zip(runs, times[1:], strict=True):
-            ratio = times[0] / seconds
-            found.add({work: {key[0]: ratio} for work in self.variants[key][1]})
-        return found.points, wrong
+        return {k: times[0] / t for k, t in zip(runs, times[1:], strict=True)}
 
     def _first(self, results: Any) -> Any:
         return results if self.blocking else results[0]
@@ -233,7 +272,7 @@ def _trial(case: Case, platform: str, pool: ThreadPoolExecutor) -> _Trial:
             ran = [w for w, known in asked if method in known and work in (None, w)]
             variants[method, work] = pool.submit(_compiled, lowered), ran
     plain = pool.submit(_compiled, baseline)
-    return _Trial(case, sets, plain, variants, platform == "cpu")
+    return _Trial(case, sets, plain, variants, len(methods), platform == "cpu")
 
 
 def _compiled(lowered: Any) -> Any:
@@ -309,6 +348,26 @@ def _lowered(
         return jax.jit(fresh).lower(*operands), asked
 
 
+def undiluted(ratio: float, works: int) -> float:
+    """The ratio of one work, from that of a program which has a method for it alone.
+
+    The works are taken to have equal shares of XLA's time, all of it: a work with less
+    gains, and loses, more than this says.
+
+    Args:
+      ratio: XLA's time over the program's.
+      works: how many there are.
+
+    Returns:
+      the ratio, at most 10.
+
+    >>> round(undiluted(1.2, 3), 2)  # a sixth is saved: half of the work's time
+    2.0
+    """
+    saved = 1 - 1 / ratio
+    return 1 / max(1 - works * saved, 0.1)
+
+
 def difference(
     found: Any, expected: Any, times: float = 1, kinked: bool = False
 ) -> str | None:
@@ -355,14 +414,14 @@ def _times(
     timing: Timing,
     blocking: bool = True,
 ) -> list[float]:
-    """Seconds per call: medians of rounds."""
+    """Seconds per call: lower quartiles of rounds."""
     seconds: list[list[float]] = [[] for _ in programs]
     calls = [0] * len(programs)
     turn = 0
     start = time.perf_counter()
     for done in range(timing.rounds):
         spent = time.perf_counter() - start
-        if done and spent > timing.seconds * (4 if done < 3 else 1):
+        if done and spent > timing.seconds * len(programs) * (4 if done < 3 else 1):
             break
         for k in range(len(programs)):
             i = (k + done) % len(programs)
@@ -372,7 +431,7 @@ def _times(
             sampled = _sample(programs[i], sets, turn, calls[i], blocking)
             seconds[i].append(sampled)
             turn += calls[i]
-    return [statistics.median(each) for each in seconds]
+    return [sorted(each)[len(each) // 4] for each in seconds]
 
 
 def _sample(

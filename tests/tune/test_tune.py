@@ -26,6 +26,7 @@ from jax_layout.tune.measure import (
 )
 from jax_layout.tune.table import replacing, text
 
+MEASURED_BY = "jax_layout.tune.measure._times"
 SHORT = Timing(seconds=0.0, rounds=1, sample=0.0)
 
 
@@ -157,6 +158,29 @@ def test_rounding_is_not_wrong():
     assert set(points) == {Work("permute fake", (64,))} and not failures
 
 
+def test_a_call_among_others_gains_on_its_share(monkeypatch):
+    works = [Work("permute fake", (64 * i,)) for i in (1, 2, 3)]
+
+    def f(x):
+        for work in works:
+            x = x * (1 + 2**-22) if choices.choose(work) else x
+        return x
+
+    seconds = iter([[1.2, 1.0, 1.2, 1.5], [1.2, 1.5]])  # the loss is measured again
+    monkeypatch.setattr(MEASURED_BY, lambda *_: next(seconds))
+    points, failures = measure_case(case(f, (64,)), SHORT)
+    # A sixth is saved, or nothing, or lost a quarter.
+    found = [points[work]["ours"] for work in works]
+    assert not failures and found == pytest.approx([2, 1, 1 / 1.75])
+    seconds = iter([[1.2, 1.0, 1.2, 1.5], [1.2, 1.2]])  # which was noise
+    points, _ = measure_case(case(f, (64,)), SHORT)
+    assert [points[work]["ours"] for work in works] == pytest.approx([2, 1, 1])
+    together = dataclasses.replace(case(f, (64,)), together=True)
+    monkeypatch.setattr(MEASURED_BY, lambda *_: [1.2, 1.0])
+    points, _ = measure_case(together, SHORT)
+    assert [points[work]["ours"] for work in works] == pytest.approx([1.2] * 3)
+
+
 def test_a_case_that_raises_is_reported_and_the_next_one_measured():
     def broken(x):
         raise RuntimeError("no\nmore")
@@ -197,11 +221,21 @@ def test_what_changes_nothing_is_not_a_point():
 
 def test_the_least_ratio_of_all_who_ask_counts():
     found, work = Measured(), Work("gemm fake", (1,))
-    found.add({work: {"oneDNN": 2.0, "OpenBLAS": 0.5}})
-    found.add({work: {"oneDNN": 0.9}})
-    found.add({Work("permute fake", (1,)): {"ours": 1.5}})
+    found.add(Measured({work: {"oneDNN": 2.0, "OpenBLAS": 0.5}}))
+    found.add(Measured({work: {"oneDNN": 0.9}}))
+    found.add(Measured({Work("permute fake", (1,)): {"ours": 1.5}}))
     assert found.points[work] == {"oneDNN": 0.9, "OpenBLAS": 0.5}
     assert found.ours == 1
+
+
+def test_a_part_of_a_program_counts_where_nobody_asks_about_it_alone():
+    found, work, part = Measured(), Work("gemm fake", (1,)), Work("gemm fake", (2,))
+    found.add(Measured({work: {"oneDNN": 1.5}}, {work: {"oneDNN": 1.1}}))
+    found.add(Measured(among={part: {"oneDNN": 1.4}}))
+    found.add(Measured(among={part: {"oneDNN": 1.2}, work: {"OpenBLAS": 1.3}}))
+    found.settle()
+    assert found.points[work] == {"oneDNN": 1.5, "OpenBLAS": 1.3}
+    assert found.points[part] == {"oneDNN": 1.2}
 
 
 def test_a_table_is_sorted_with_a_point_to_a_line():
