@@ -80,15 +80,14 @@ Status ForEachTask(const AttentionProblem& p, const Batches& batches,
   const int64_t together =
       std::clamp<int64_t>(kTaskWork / std::max<int64_t>(1, work), 1, heads);
   std::atomic<bool> failed = false;
-  executor.ParallelFor(CeilDiv(tasks, together), [&](int64_t call) {
+  executor.ParallelForParts(tasks, together, [&](int64_t i, int64_t end) {
     thread_local Scratch scratch;
     auto* memory = reinterpret_cast<float*>(scratch.Reserve(floats * 4));
     if (memory == nullptr) {
       failed = true;
       return;
     }
-    for (int64_t i = call * together;
-         i < std::min(tasks, (call + 1) * together); ++i) {
+    for (; i < end; ++i) {
       // Those that see most come first.
       const int64_t cut = cuts - 1 - i % cuts, head = i / cuts;
       run({batches.first + head / p.heads, head % p.heads, cut,
@@ -119,7 +118,7 @@ Status FewQueries(const AttentionProblem& p, const AttentionBuffers& buffers,
   const int64_t of_call =
       std::clamp<int64_t>(kTaskWork / std::max<int64_t>(1, work), 1, tasks);
   std::atomic<bool> failed = false;
-  executor.ParallelFor(CeilDiv(tasks, of_call), [&](int64_t call) {
+  executor.ParallelForParts(tasks, of_call, [&](int64_t i, int64_t end) {
     thread_local Scratch scratch;
     auto* floats =
         reinterpret_cast<float*>(scratch.Reserve(together * memory * 4));
@@ -127,8 +126,7 @@ Status FewQueries(const AttentionProblem& p, const AttentionBuffers& buffers,
       failed = true;
       return;
     }
-    for (int64_t i = call * of_call; i < std::min(tasks, (call + 1) * of_call);
-         ++i) {
+    for (; i < end; ++i) {
       const int64_t first = i / parts * together;
       kernels.few({p, buffers, first / p.heads, first % p.heads, together,
                    i % parts, parts, floats, sums.get(), size});

@@ -40,9 +40,8 @@ void UpdateCache(const CacheProblem& p, const void* rows,
   const int64_t places = p.tables == nullptr ? p.batch : p.blocks;
   if (pieces == 0 || bytes == 0 || p.rows == 0) return;
   const int64_t together = std::max<int64_t>(1, kTaskBytes / bytes);
-  executor.ParallelFor(CeilDiv(pieces, together), [&](int64_t task) {
-    const int64_t end = std::min(pieces, (task + 1) * together);
-    for (int64_t piece = task * together; piece < end; ++piece) {
+  executor.ParallelForParts(pieces, together, [&](int64_t piece, int64_t end) {
+    for (; piece < end; ++piece) {
       const int64_t front = piece / of_front, middle = piece % p.middle;
       const int64_t batch = piece % of_front / p.middle;
       const int64_t at = positions[batch];

@@ -417,9 +417,8 @@ Status SumParts(const MomentsProblem& p, double scale, Sum* first, Sum* second,
   const auto pairs_of = [&](const Part& part, int64_t cut) {
     return pairs.get() + (cut * groups + part.group) * p.l + part.column;
   };
-  executor.ParallelFor((parts + together - 1) / together, [&](int64_t task) {
-    const int64_t end = std::min(parts, (task + 1) * together);
-    for (int64_t i = task * together; i < end; ++i) {
+  executor.ParallelForParts(parts, together, [&](int64_t i, int64_t end) {
+    for (; i < end; ++i) {
       const Part part = part_of(i);
       sum(part, pairs_of(part, i % cuts));
     }

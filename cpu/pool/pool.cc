@@ -239,9 +239,8 @@ Status Pool(const PoolProblem& problem, const void* x, void* y,
   const int64_t most = std::max<int64_t>(kTaskElements / cost, 1);
   const int64_t cuts = CeilDiv(c.out, most);
   const int64_t together = std::max<int64_t>(most / c.out, 1);
-  executor.ParallelFor(CeilDiv(rows * cuts, together), [&](int64_t task) {
-    const int64_t end = std::min(rows * cuts, (task + 1) * together);
-    for (int64_t i = task * together; i < end; ++i) {
+  executor.ParallelForParts(rows * cuts, together, [&](int64_t i, int64_t end) {
+    for (; i < end; ++i) {
       const int64_t cut = i % cuts;
       function(p, {i / cuts, cut * c.out / cuts, (cut + 1) * c.out / cuts}, x,
                y);

@@ -246,9 +246,8 @@ Status GemmAmx(const GemmProblem& problem, const GemmBuffers& buffers,
   const int64_t units = steps * per_step;
   const int64_t work = blocks.rows * blocks.cols * std::max<int64_t>(32, k);
   const int64_t together = std::max<int64_t>(1, kTaskWork / work);
-  executor.ParallelFor(CeilDiv(units, together), [&](int64_t task) {
-    const int64_t end = std::min(units, (task + 1) * together);
-    for (int64_t unit = task * together; unit < end; ++unit) run(unit);
+  executor.ParallelForParts(units, together, [&](int64_t unit, int64_t end) {
+    for (; unit < end; ++unit) run(unit);
   });
   if (failed) return Status::Error("gemm: out of memory.");
 

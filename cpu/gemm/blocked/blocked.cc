@@ -19,8 +19,8 @@
 namespace jax_layout {
 namespace {
 
-// Multiply-adds worth handing to another thread, about 15 microseconds.
-constexpr int64_t kTaskWork = 2 << 20;
+// Multiply-adds worth handing to another thread, about 8 microseconds.
+constexpr int64_t kTaskWork = 512 << 10;
 // A few tasks per thread even out what else the machine does.
 constexpr int64_t kTasksPerThread = 4;
 // Of packed b at a time.
@@ -382,11 +382,12 @@ void Product::RunTask(int64_t chunk, int64_t begin, int64_t end, float* packed,
     unit.cols = std::min(to, chunk_cols) - from;
     unit.b = groups == nullptr ? memory : packed;
     unit.groups = groups;
-    // Units that run together start at different groups, which they pack.
+    // Threads begin far apart (executor.h), and each with groups of its own,
+    // which it packs.
     const int64_t starts =
         std::min<int64_t>(executor_.num_threads(), blocks_.down);
-    unit.first = CeilDiv(unit.cols, kGroup * kernels_.cols) * (down % starts) /
-                 starts * kGroup;
+    unit.first = CeilDiv(unit.cols, kGroup * kernels_.cols) *
+                 (down * starts / blocks_.down) / starts * kGroup;
     RunUnit(unit, memory + b_size, memory + b_size + a_size);
   }
 }

@@ -19,7 +19,7 @@ constexpr int64_t kLeastColumns = 96;
 static_assert(kLeastColumns % kSkinnyStrip == 0 &&
               kLeastColumns % kSkinnyPanel == 0);
 // Multiply-adds and bytes of the matrix that are worth a task.
-constexpr int64_t kTaskWork = 1 << 20;
+constexpr int64_t kTaskWork = 512 << 10;
 
 // Tasks that columns are cut into, and columns of a task at most. Along k each
 // column is one piece of memory; across, the more columns the longer the pieces
@@ -152,15 +152,14 @@ Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
       all.rows * std::min(block, columns) * std::max<int64_t>(16, all.k);
   const int64_t together = std::max<int64_t>(1, kTaskWork / work);
   std::atomic<bool> failed = false;
-  executor.ParallelFor(CeilDiv(units, together), [&](int64_t task) {
+  executor.ParallelForParts(units, together, [&](int64_t unit, int64_t end) {
     thread_local Scratch memory;  // kept from call to call
     char* scratch = memory.Reserve(bytes);
     if (scratch == nullptr) {
       failed = true;
       return;
     }
-    const int64_t end = std::min(units, (task + 1) * together);
-    for (int64_t unit = task * together; unit < end; ++unit) run(unit, scratch);
+    for (; unit < end; ++unit) run(unit, scratch);
   });
   return failed ? Status::Error("gemm: out of memory.") : Status::Ok();
 }
