@@ -421,16 +421,25 @@ def _cond(eqn: Equation, formats: Formats, planner: Planner) -> Nested | Step:
     if eqn.params.get("branches_platforms") is not None:
         return barrier(eqn)  # each branch is for one platform alone
     known = definite(formats[1:], eqn.invars[1:])
-    plans = [planner.plan(branch, known) for branch in branches]
-    given: list[MemoryFormat] = []
-    for v, *found in zip(eqn.outvars, *(plan.given for plan in plans), strict=True):
-        tagged = [f for f in found if f is not None and not f.row_major]
-        given.append(tagged[0] if tagged else row_major(v.aval.ndim))
-    costs = []
-    for plan in plans:
-        cost = plan.total()
-        cost.add(plan.result_cost(given))
-        costs.append(cost)
+    # Formats that some branch gives, or row-major, which others may as well.
+    found = [planner.plan(branch, known).given for branch in branches]
+    plain = [row_major(v.aval.ndim) for v in eqn.outvars]
+    tagged = [
+        next((f for f in each if f is not None and not f.row_major), row)
+        for row, *each in zip(plain, *found, strict=True)
+    ]
+
+    def attempt(given: list[MemoryFormat]) -> tuple[Cost, list[Plan]]:
+        plans = [planner.plan(branch, known, given) for branch in branches]
+        costs = []
+        for plan in plans:
+            cost = plan.total()
+            cost.add(plan.result_cost(given))
+            costs.append(cost)
+        return max(costs, key=lambda cost: (cost.bytes_moved, cost.kernels)), plans
+
+    given = min(tagged, plain, key=lambda ends: attempt(ends)[0].bytes_moved)
+    worst, plans = attempt(given)
 
     def run(values: Sequence[Value]) -> list[Value]:
         functions = [_on_arrays(plan, known, given) for plan in plans]
@@ -438,7 +447,6 @@ def _cond(eqn: Equation, formats: Formats, planner: Planner) -> Nested | Step:
         results = lax.switch(index, functions, *_arrays(values[1:], known))
         return _values(results, given)
 
-    worst = max(costs, key=lambda cost: cost.bytes_moved)
     return Nested([[row_major(0)], *_each(known)], list(given), worst, run)
 
 

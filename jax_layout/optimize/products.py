@@ -8,6 +8,7 @@ behind it is XLA's to fuse, and it stays `jax.lax.dot_general`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import string
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,8 @@ _FUSED = ELEMENTWISE | {"concatenate", "pad", "slice", "split", "dynamic_slice",
 PRODUCTS = ("dot_general", "gemm", "linear")
 # An operand of so many results, a weight of few rows, is not moved for their sake.
 _MOST_MOVED = 4
+# XLA reads a matrix in either order: one that is moved for a kernel of ours costs time.
+_GAIN_OF_MOVED = 1.5
 
 
 def _reordered(term: str, format: MemoryFormat) -> str:
@@ -53,6 +56,7 @@ def dot_general(
     formats: Formats,
     keep: bool = False,
     wish: MemoryFormat | None = None,
+    gain: float = 1.0,
 ) -> Step:
     """Contracts the axes where they lie.
 
@@ -62,6 +66,8 @@ def dot_general(
       keep: whether it stays a `jax.lax.dot_general`.
       wish: the format in which the result is wanted. Otherwise it follows the
         operands' order.
+      gain: how many times as fast as XLA a kernel of ours has to be, if more than
+        the tables ask.
     """
     wanted = _orders(eqn, formats)
     a, b = (v.aval for v in eqn.invars)
@@ -88,7 +94,10 @@ def dot_general(
         kernel = gemm_kernel(
             "cpu", *physical, spec=spec, precision=precision, dtype=dtype
         )
-        return kernel is not None and by_choice(kernel) is not None
+        if kernel is None:
+            return False
+        kernel = dataclasses.replace(kernel, gain=max(kernel.gain, gain))
+        return by_choice(kernel) is not None
 
     order = orders[swap]
     ours = is_ours(order)
@@ -102,7 +111,9 @@ def dot_general(
     moved = [v.aval.size for v, f in pairs if not f.row_major]
     if not ours and moved and max(moved) <= _MOST_MOVED * eqn.outvars[0].aval.size:
         # Axes that no kernel contracts in place: their maker may write others.
-        plain = dot_general(eqn, [row_major(f.ndim) for f in wanted], keep, wish)
+        least = _GAIN_OF_MOVED if a.ndim == b.ndim == 2 else 1.0
+        rows = [row_major(f.ndim) for f in wanted]
+        plain = dot_general(eqn, rows, keep, wish, least)
         if plain.ours:
             return plain
     given = MemoryFormat.of_permutation([y.index(i) for i in order])

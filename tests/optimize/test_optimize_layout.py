@@ -229,6 +229,47 @@ def test_branches_agree_on_a_format():
         close(jax.jit(jl.optimize_layout(f))(sign * x), jax.jit(f)(sign * x))
 
 
+def test_a_branch_writes_its_products_in_the_order_of_the_others():
+    """A gradient comes transposed from its product, where nobody asks otherwise."""
+    x, y, w = normal(4, 96), normal(4, 40, seed=1), normal(96, 40, seed=2)
+
+    def f(w):
+        def grad(w):
+            return jax.grad(lambda w: ((x @ w - y) ** 2).sum())(w)
+
+        return lax.cond(w[0, 0] > 0, grad, lambda w: 2 * w, w).reshape(-1)
+
+    optimized = jl.optimize_layout(f)
+    report = optimized.layout_report(w)
+    assert report.optimized and report.planned_bytes == 0
+    for sign in (1, -1):
+        close(jax.jit(optimized)(sign * w), jax.jit(f)(sign * w))
+
+
+def test_nested_branches_are_planned_once():
+    x = normal(8, 8)
+
+    def nest(depth):
+        if depth == 0:
+            return lambda c: jnp.tanh(c @ c.T)
+        inner = nest(depth - 1)
+        return lambda c: lax.cond(c[0, 0] > 0, inner, lambda c: -c, c)
+
+    counts = []
+    for depth in (2, 4, 8):
+        planned = []
+
+        def step(self, *args, planned=planned, original=plan.Planner.step):
+            planned.append(args)
+            return original(self, *args)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plan.Planner, "step", step)
+            jl.optimize_layout(nest(depth)).layout_report(x)
+        counts.append(len(planned))
+    assert counts[2] - counts[1] <= 3 * (counts[1] - counts[0])
+
+
 # --- transformations and what a function may hold
 
 
