@@ -13,6 +13,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/arithmetic.h"
+
 namespace jax_layout {
 namespace internal {
 
@@ -100,7 +102,7 @@ class Executor {
   // Runs fn(begin, end) for even parts of [0, n), none longer than `most`.
   template <typename Fn>
   void ParallelForParts(int64_t n, int64_t most, const Fn& fn) const {
-    const int64_t parts = n / most + (n % most > 0);
+    const int64_t parts = CeilDiv(n, most);
     ParallelFor(parts,
                 [&](int64_t i) { fn(i * n / parts, (i + 1) * n / parts); });
   }

@@ -450,9 +450,7 @@ template <typename Fn>
 Status ForEachRowsPart(const MomentsProblem& p, const Executor& executor,
                        const Fn& fn) {
   const int64_t tasks = std::min(TasksOf(p.b * p.r * p.s, executor), p.b);
-  executor.ParallelFor(tasks, [&](int64_t task) {
-    fn(task * p.b / tasks, (task + 1) * p.b / tasks);
-  });
+  executor.ParallelForParts(p.b, CeilDiv(p.b, std::max<int64_t>(tasks, 1)), fn);
   return Status::Ok();
 }
 

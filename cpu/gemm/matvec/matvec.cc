@@ -152,19 +152,23 @@ Status GemmMatvec(const GemmProblem& problem, const GemmBuffers& buffers,
     function(here);
   };
 
-  const int64_t units = steps * cut.blocks;
-  const int64_t tasks = CeilDiv(units, together);
-  executor.ParallelFor(std::max(tasks, cut.parts), [&](int64_t task) {
-    thread_local std::vector<float> scratch;
-    if (static_cast<int64_t>(scratch.size()) < cut.depth) {
-      scratch.resize(cut.depth);
+  auto scratch = [&] {
+    thread_local std::vector<float> values;
+    if (static_cast<int64_t>(values.size()) < cut.depth) {
+      values.resize(cut.depth);
     }
-    if (cut.parts > 1) return run(0, task, scratch.data());
-    const int64_t end = std::min(units, (task + 1) * together);
-    for (int64_t unit = task * together; unit < end; ++unit) {
-      run(unit, 0, scratch.data());
-    }
-  });
+    return values.data();
+  };
+  if (cut.parts > 1) {
+    executor.ParallelFor(cut.parts,
+                         [&](int64_t part) { run(0, part, scratch()); });
+    return Status::Ok();
+  }
+  executor.ParallelForParts(steps * cut.blocks, together,
+                            [&](int64_t begin, int64_t end) {
+                              for (int64_t i = begin; i < end; ++i)
+                                run(i, 0, scratch());
+                            });
   return Status::Ok();
 }
 
