@@ -438,8 +438,11 @@ def _cond(eqn: Equation, formats: Formats, planner: Planner) -> Nested | Step:
             costs.append(cost)
         return max(costs, key=lambda cost: (cost.bytes_moved, cost.kernels)), plans
 
-    given = min(tagged, plain, key=lambda ends: attempt(ends)[0].bytes_moved)
-    worst, plans = attempt(given)
+    given, (worst, plans) = tagged, attempt(tagged)
+    if tagged != plain:
+        in_rows = attempt(plain)
+        if in_rows[0].bytes_moved < worst.bytes_moved:
+            given, (worst, plans) = plain, in_rows
 
     def run(values: Sequence[Value]) -> list[Value]:
         functions = [_on_arrays(plan, known, given) for plan in plans]
@@ -447,7 +450,7 @@ def _cond(eqn: Equation, formats: Formats, planner: Planner) -> Nested | Step:
         results = lax.switch(index, functions, *_arrays(values[1:], known))
         return _values(results, given)
 
-    return Nested([[row_major(0)], *_each(known)], list(given), worst, run)
+    return Nested([[row_major(0)], *_each(known)], given, worst, run)
 
 
 CONTROL: dict[str, NestedRule] = {
