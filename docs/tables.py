@@ -6,7 +6,7 @@ each benchmark was recorded on there.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ PROGRAMS = Path(__file__).with_name("programs.md")
 LAYOUTS = Path(__file__).with_name("optimize_layout.md")
 PRODUCTS = Path(__file__).with_name("gemm.md")
 ATTENTION = Path(__file__).with_name("attention.md")
+INDEX = Path(__file__).with_name("index_select.md")
+FORMATS = Path(__file__).with_name("memory_formats.md")
 GPU = Path(__file__).with_name("gpu.md")
 H100 = RESULTS / "nvidia-h100-80gb-hbm3" / "jax-0.11.2"
 H100_TABLE = (
@@ -348,6 +350,74 @@ def _bounds(cases: Iterable[CaseResult]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def indices(found: dict[str, list[Report]]) -> str:
+    """A row an indexed array: ours, and how much longer jax and torch take."""
+    parts = _of_best(found, "index", _indices)
+    return "\n".join([*parts, _slower(newest(found.get("index", ())).values())])
+
+
+def _indices(report: Report) -> str:
+    groups = list(dict.fromkeys(case.group for case in report.cases))
+    rows: dict[str, dict[str, str]] = {}
+    for case in report.cases:
+        dtype = case.config["dtype"]
+        sample = case.sample("ours", False)
+        if sample is not None:
+            cells = [f"{1e3 * sample.median:.3g} ms"]
+            cells += [figure(case.speedup(of, False), 2) for of in ("jnp", "torch")]
+            row = rows.setdefault(f"{case.name} {_DTYPES.get(dtype, dtype)}", {})
+            row[case.group] = ", ".join(filter(None, cells))
+    heads = "".join(f" {group.replace('_', ' ')} |" for group in groups)
+    lines = [f"| |{heads}", "|---|" + "--:|" * len(groups)]
+    for name, row in rows.items():
+        cells = [row.get(group, "") for group in groups]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _of_best(
+    found: dict[str, list[Report]], file: str, table: Callable[[Report], str]
+) -> list[str]:
+    """A heading and a table of each processor and profile that `columns` chooses."""
+    parts = []
+    for column in columns({file: found.get(file, [])}):
+        (report,) = column.values()
+        parts += [f"**{title(column)}, {_date(report)[:10]}:**\n", table(report)]
+    return parts
+
+
+def _slower(reports: Iterable[Report]) -> str:
+    """A line a report: its cases that are slower than plain JAX."""
+    lines = [f"Below {FAST_ENOUGH} times plain JAX:\n\n"]
+    for report in sorted(reports, key=lambda of: (of.machine["class"], _rank_of(of))):
+        slow = [f"{name} {ratio:.2f}" for ratio, name in report.slower(FAST_ENOUGH)]
+        lines.append(f"- {title({'': report})}: {'; '.join(slow) or 'none'}.\n")
+    return "".join(lines)
+
+
+def operators(found: dict[str, list[Report]]) -> str:
+    """A row an operator and a shape, of the best profiles; then all that is slower."""
+    parts = _of_best(found, "operators", _operators)
+    reports = newest(found.get("operators", ()))
+    return "\n".join([*parts, _slower(reports.values())])
+
+
+def _operators(report: Report) -> str:
+    """Forward and gradient, in either memory format."""
+    keys = [(g, f) for f in ("NCHW", "NHWC") for g in ("forward", "gradient")]
+    rows: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
+    for case in report.cases:
+        *row, format = case.name.rsplit(" ", 2)
+        value = case.speedup("jnp", False)
+        rows.setdefault(tuple(row), {})[case.group, format] = figure(value, 2)
+    heads = [f"{format} {group}" for group, format in keys]
+    lines = [f"| | | {' | '.join(heads)} |", "|---|---|" + "--:|" * len(keys)]
+    for (name, shape), of in rows.items():
+        cells = [of.get(key, "") for key in keys]
+        lines.append(f"| {name} | {shape} | {' | '.join(cells)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
 def _date(report: Report) -> str:
     return str(report.machine["date"])
 
@@ -411,6 +481,8 @@ def pages(found: dict[str, list[Report]]) -> dict[Path, str]:
         LAYOUTS: renewed(LAYOUTS.read_text(), layouts(found)),
         PRODUCTS: renewed(PRODUCTS.read_text(), bounds(found, "gemm", "linear")),
         ATTENTION: renewed(ATTENTION.read_text(), bounds(found, "attention")),
+        INDEX: renewed(INDEX.read_text(), indices(found)),
+        FORMATS: renewed(FORMATS.read_text(), operators(found)),
         GPU: renewed(
             renewed(GPU.read_text(), gpu_permutes(H100)),
             gpu_choices(choices.load(H100_TABLE)),
