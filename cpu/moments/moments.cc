@@ -63,6 +63,19 @@ JAX_LAYOUT_INLINE void Fold(const Block& block, Sum* sum, double* folded) {
   for (int64_t j = 0; j < block.columns; ++j) folded[j] = sum[j];
 }
 
+// Has rows brought near that are read soon. Where several that lie in one page
+// are read side by side, the processor does not see which page is next.
+template <typename Stored>
+JAX_LAYOUT_INLINE void Fetch(const Stored* x, int64_t rows, int64_t width,
+                             int64_t pitch) {
+  constexpr int64_t kLine = 64 / sizeof(Stored);
+  constexpr int64_t kApart = 2048 / sizeof(Stored);  // it follows each row
+  if (pitch >= kApart) return;
+  for (int64_t i = 0; i < rows; ++i, x += pitch) {
+    for (int64_t j = 0; j < width; j += kLine) __builtin_prefetch(x + j);
+  }
+}
+
 // sums[j] = the sum of x[i, j]
 template <typename T>
 JAX_LAYOUT_INLINE void Sum(const Block& block, const typename T::Stored* data,
@@ -101,6 +114,7 @@ JAX_LAYOUT_INLINE void Squares(const Block& block,
     const typename T::Stored* x = data + offset;
     int64_t i = 0;
     for (; i + 4 <= rows; i += 4, x += 4 * pitch) {
+      Fetch(x + 8 * pitch, 4, width, pitch);
       for (int64_t j = 0; j < width; ++j) {
         const auto a = T::Load(x[j]) - center[j];
         const auto b = T::Load(x[j + pitch]) - center[j];
@@ -138,6 +152,8 @@ JAX_LAYOUT_INLINE void Products(const Block& block,
     const typename T::Stored *ct = left + offset, *x = right + offset;
     int64_t i = 0;
     for (; i + 2 <= rows; i += 2, ct += 2 * pitch, x += 2 * pitch) {
+      Fetch(ct + 4 * pitch, 2, width, pitch);
+      Fetch(x + 4 * pitch, 2, width, pitch);
       for (int64_t j = 0; j < width; ++j) {
         const auto a = T::Load(ct[j]), b = T::Load(ct[j + pitch]);
         sum[j] += a + b;
