@@ -14,6 +14,7 @@
 #include <new>
 
 #include "core/arithmetic.h"
+#include "cpu/ahead.h"
 #include "cpu/clones.h"
 #include "cpu/elements.h"
 #include "cpu/moments/runs.h"
@@ -63,17 +64,27 @@ JAX_LAYOUT_INLINE void Fold(const Block& block, Sum* sum, double* folded) {
   for (int64_t j = 0; j < block.columns; ++j) folded[j] = sum[j];
 }
 
-// Has rows brought near that are read soon. Where several that lie in one page
-// are read side by side, the processor does not see which page is next.
-template <typename Stored>
-JAX_LAYOUT_INLINE void Fetch(const Stored* x, int64_t rows, int64_t width,
-                             int64_t pitch) {
+// Calls fn(j) for j in [0, width), and meanwhile asks memory for kRows rows
+// from each of `soon` on.
+template <int kRows, typename Stored, typename Fn, size_t kArrays>
+JAX_LAYOUT_INLINE void ForEachColumn(int64_t width, int64_t pitch, const Fn& fn,
+                                     const Stored* const (&soon)[kArrays]) {
   constexpr int64_t kLine = 64 / sizeof(Stored);
-  constexpr int64_t kApart = 2048 / sizeof(Stored);  // it follows each row
-  if (pitch >= kApart) return;
-  for (int64_t i = 0; i < rows; ++i, x += pitch) {
-    for (int64_t j = 0; j < width; j += kLine) __builtin_prefetch(x + j);
+  const int64_t lines = width / kLine;
+  const int64_t jump = (pitch - lines * kLine) * sizeof(Stored);
+  Ahead ahead[kArrays];
+  for (size_t k = 0; k < kArrays; ++k) {
+    ahead[k] = {reinterpret_cast<const char*>(soon[k]), lines, lines, jump};
   }
+  int64_t j = 0;
+  for (; j + kLine <= width; j += kLine) {
+    for (Ahead& next : ahead) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kRows; ++i) next.Next();
+    }
+    for (int64_t l = j; l < j + kLine; ++l) fn(l);
+  }
+  for (; j < width; ++j) fn(j);
 }
 
 // sums[j] = the sum of x[i, j]
@@ -114,15 +125,15 @@ JAX_LAYOUT_INLINE void Squares(const Block& block,
     const typename T::Stored* x = data + offset;
     int64_t i = 0;
     for (; i + 4 <= rows; i += 4, x += 4 * pitch) {
-      Fetch(x + 8 * pitch, 4, width, pitch);
-      for (int64_t j = 0; j < width; ++j) {
+      const auto add = [&](int64_t j) __attribute__((always_inline)) {
         const auto a = T::Load(x[j]) - center[j];
         const auto b = T::Load(x[j + pitch]) - center[j];
         const auto c = T::Load(x[j + 2 * pitch]) - center[j];
         const auto d = T::Load(x[j + 3 * pitch]) - center[j];
         sum[j] += (a + b) + (c + d);
         square[j] += (a * a + b * b) + (c * c + d * d);
-      }
+      };
+      ForEachColumn<4>(width, pitch, add, {x + 8 * pitch});
     }
     for (; i < rows; ++i, x += pitch) {
       for (int64_t j = 0; j < width; ++j) {
@@ -152,14 +163,13 @@ JAX_LAYOUT_INLINE void Products(const Block& block,
     const typename T::Stored *ct = left + offset, *x = right + offset;
     int64_t i = 0;
     for (; i + 2 <= rows; i += 2, ct += 2 * pitch, x += 2 * pitch) {
-      Fetch(ct + 4 * pitch, 2, width, pitch);
-      Fetch(x + 4 * pitch, 2, width, pitch);
-      for (int64_t j = 0; j < width; ++j) {
+      const auto add = [&](int64_t j) __attribute__((always_inline)) {
         const auto a = T::Load(ct[j]), b = T::Load(ct[j + pitch]);
         sum[j] += a + b;
         product[j] += a * (T::Load(x[j]) - center[j]) +
                       b * (T::Load(x[j + pitch]) - center[j]);
-      }
+      };
+      ForEachColumn<2>(width, pitch, add, {ct + 4 * pitch, x + 4 * pitch});
     }
     for (; i < rows; ++i, ct += pitch, x += pitch) {
       for (int64_t j = 0; j < width; ++j) {

@@ -25,6 +25,7 @@
 #include <utility>
 
 #include "core/dtype.h"
+#include "cpu/ahead.h"
 #include "cpu/vectors/epilogue.h"
 
 namespace jax_layout {
@@ -179,23 +180,6 @@ template <class A>
 constexpr int kSkinnyVectors = A::kLanes == 4 ? 4 : 2;
 template <class A>
 constexpr int kAcrossRows = (A::kRegisters == 32 ? 24 : 12) / kSkinnyVectors<A>;
-
-// Asks memory for rows of the matrix a line at a time, in their order, as it
-// and the processor's own prefetching like it best.
-struct Ahead {
-  const char* at = nullptr;
-  int64_t left = 0, lines = 0;  // in this row; in each
-  int64_t jump = 0;             // from behind a row to the next
-
-  JAX_LAYOUT_INLINE void Next() {
-    __builtin_prefetch(at, 0, 2);
-    at += 64;
-    if (--left == 0) {
-      at += jump;
-      left = lines;
-    }
-  }
-};
 
 // What a tile's columns are read from: a strip that is packed, the matrix
 // itself, or the matrix, and packed on the way for the tiles that follow.
