@@ -29,6 +29,9 @@ constexpr int64_t kRuns = 64;         // of a block
 // no further away than a block is from those before it.
 constexpr int64_t kHead = 64, kHeadShare = 16;
 constexpr int64_t kTaskElements = 32 << 10;
+// Short rows that are read the first time before the second time is the first
+// one's turn, which waits for its mean; elements that stay in L1 meanwhile.
+constexpr int64_t kRowsTogether = 8, kNear = 1 << 10;
 
 // What is summed at a time: of rows of `pitch` elements the first `columns`, or
 // all. Several rows, `folded`, are then one row of `width` accumulators.
@@ -341,15 +344,23 @@ JAX_LAYOUT_INLINE void MomentsOfRows(int64_t n, int64_t begin, int64_t end,
   auto *mean = static_cast<Sum*>(means),
        *variance = static_cast<Sum*>(variances);
   const double inverse = 1 / static_cast<double>(n);
-  for (int64_t i = begin; i < end; ++i) {
-    const Run run = {i * n, n};
+  const int64_t most = std::clamp<int64_t>(kNear / n, 1, kRowsTogether);
+  for (int64_t first = begin; first < end; first += most) {
+    const int64_t rows = std::min(most, end - first);
+    Sum center[kRowsTogether];
     double sum, square;
-    SumRuns<T, kBytes>(&run, 1, Elements<T>(x), &sum, &square);
-    const Sum center = static_cast<Sum>(sum * inverse);
-    SumRuns<T, kBytes>(&run, 1, Deviations<T>(x, center), &sum, &square);
-    const double off = sum * inverse;
-    mean[i] = static_cast<Sum>(center + off);
-    variance[i] = static_cast<Sum>((square - sum * off) * inverse);
+    for (int64_t i = 0; i < rows; ++i) {
+      const Run run = {(first + i) * n, n};
+      SumRuns<T, kBytes>(&run, 1, Elements<T>(x), &sum, &square);
+      center[i] = static_cast<Sum>(sum * inverse);
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      const Run run = {(first + i) * n, n};
+      SumRuns<T, kBytes>(&run, 1, Deviations<T>(x, center[i]), &sum, &square);
+      const double off = sum * inverse;
+      mean[first + i] = static_cast<Sum>(center[i] + off);
+      variance[first + i] = static_cast<Sum>((square - sum * off) * inverse);
+    }
   }
 }
 
