@@ -399,7 +399,8 @@ void RepeatShuffle(const ShuffleRun& run) {
       char* to = y + output.y_offset;
       if (!kWhole && output.bytes < V::kBytes) {
         V::StorePart(to, v, output.bytes);
-      } else if (run.stream && reinterpret_cast<intptr_t>(to) % 64 == 0) {
+      } else if (run.stream &&
+                 reinterpret_cast<intptr_t>(to) % V::kBytes == 0) {
         V::Stream(to, v);
       } else {
         V::Store(to, v);
