@@ -6,7 +6,7 @@ each benchmark was recorded on there.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -350,13 +350,24 @@ def _bounds(cases: Iterable[CaseResult]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def indices(found: dict[str, list[Report]]) -> str:
+def by_case(
+    found: dict[str, list[Report]], file: str, table: Callable[[Report], str]
+) -> str:
+    """A table of each processor that `columns` chooses; then what is slower on all."""
+    parts = []
+    for column in columns({file: found.get(file, [])}):
+        (report,) = column.values()
+        parts += [f"**{title(column)}, {_date(report)[:10]}:**\n", table(report)]
+    lines = [f"Below {FAST_ENOUGH} times plain JAX:\n\n"]
+    every = newest(found.get(file, ())).values()
+    for report in sorted(every, key=lambda of: (of.machine["class"], _rank_of(of))):
+        slow = [f"{name} {ratio:.2f}" for ratio, name in report.slower(FAST_ENOUGH)]
+        lines.append(f"- {title({'': report})}: {'; '.join(slow) or 'none'}.\n")
+    return "\n".join([*parts, "".join(lines)])
+
+
+def indices(report: Report) -> str:
     """A row an indexed array: ours, and how much longer jax and torch take."""
-    parts = _of_best(found, "index", _indices)
-    return "\n".join([*parts, _slower(newest(found.get("index", ())).values())])
-
-
-def _indices(report: Report) -> str:
     groups = list(dict.fromkeys(case.group for case in report.cases))
     rows: dict[str, dict[str, str]] = {}
     for case in report.cases:
@@ -367,54 +378,30 @@ def _indices(report: Report) -> str:
             cells += [figure(case.speedup(of, False), 2) for of in ("jnp", "torch")]
             row = rows.setdefault(f"{case.name} {_DTYPES.get(dtype, dtype)}", {})
             row[case.group] = ", ".join(filter(None, cells))
-    heads = "".join(f" {group.replace('_', ' ')} |" for group in groups)
-    lines = [f"| |{heads}", "|---|" + "--:|" * len(groups)]
-    for name, row in rows.items():
-        cells = [row.get(group, "") for group in groups]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "".join(f"{line}\n" for line in lines)
+    heads = {group: group.replace("_", " ") for group in groups}
+    return _pivoted("| |", heads, rows)
 
 
-def _of_best(
-    found: dict[str, list[Report]], file: str, table: Callable[[Report], str]
-) -> list[str]:
-    """A heading and a table of each processor and profile that `columns` chooses."""
-    parts = []
-    for column in columns({file: found.get(file, [])}):
-        (report,) = column.values()
-        parts += [f"**{title(column)}, {_date(report)[:10]}:**\n", table(report)]
-    return parts
-
-
-def _slower(reports: Iterable[Report]) -> str:
-    """A line a report: its cases that are slower than plain JAX."""
-    lines = [f"Below {FAST_ENOUGH} times plain JAX:\n\n"]
-    for report in sorted(reports, key=lambda of: (of.machine["class"], _rank_of(of))):
-        slow = [f"{name} {ratio:.2f}" for ratio, name in report.slower(FAST_ENOUGH)]
-        lines.append(f"- {title({'': report})}: {'; '.join(slow) or 'none'}.\n")
-    return "".join(lines)
-
-
-def operators(found: dict[str, list[Report]]) -> str:
-    """A row an operator and a shape, of the best profiles; then all that is slower."""
-    parts = _of_best(found, "operators", _operators)
-    reports = newest(found.get("operators", ()))
-    return "\n".join([*parts, _slower(reports.values())])
-
-
-def _operators(report: Report) -> str:
-    """Forward and gradient, in either memory format."""
+def operators(report: Report) -> str:
+    """A row an operator and a shape: forward and gradient, in either memory format."""
     keys = [(g, f) for f in ("NCHW", "NHWC") for g in ("forward", "gradient")]
-    rows: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}
+    rows: dict[str, dict[tuple[str, str], str]] = {}
     for case in report.cases:
         *row, format = case.name.rsplit(" ", 2)
-        value = case.speedup("jnp", False)
-        rows.setdefault(tuple(row), {})[case.group, format] = figure(value, 2)
-    heads = [f"{format} {group}" for group, format in keys]
-    lines = [f"| | | {' | '.join(heads)} |", "|---|---|" + "--:|" * len(keys)]
-    for (name, shape), of in rows.items():
-        cells = [of.get(key, "") for key in keys]
-        lines.append(f"| {name} | {shape} | {' | '.join(cells)} |")
+        value = figure(case.speedup("jnp", False), 2)
+        rows.setdefault(" | ".join(row), {})[case.group, format] = value
+    return _pivoted("| | |", {(g, f): f"{f} {g}" for g, f in keys}, rows)
+
+
+def _pivoted(
+    corner: str, heads: Mapping[Any, str], rows: Mapping[str, Mapping[Any, str]]
+) -> str:
+    """A table of figures by row and by column, empty where there is none."""
+    aligned = corner.replace(" ", "---") + "--:|" * len(heads)
+    lines = [f"{corner} {' | '.join(heads.values())} |", aligned]
+    for name, row in rows.items():
+        cells = [name, *(row.get(key, "") for key in heads)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -481,8 +468,8 @@ def pages(found: dict[str, list[Report]]) -> dict[Path, str]:
         LAYOUTS: renewed(LAYOUTS.read_text(), layouts(found)),
         PRODUCTS: renewed(PRODUCTS.read_text(), bounds(found, "gemm", "linear")),
         ATTENTION: renewed(ATTENTION.read_text(), bounds(found, "attention")),
-        INDEX: renewed(INDEX.read_text(), indices(found)),
-        FORMATS: renewed(FORMATS.read_text(), operators(found)),
+        INDEX: renewed(INDEX.read_text(), by_case(found, "index", indices)),
+        FORMATS: renewed(FORMATS.read_text(), by_case(found, "operators", operators)),
         GPU: renewed(
             renewed(GPU.read_text(), gpu_permutes(H100)),
             gpu_choices(choices.load(H100_TABLE)),

@@ -29,8 +29,8 @@ constexpr int64_t kRuns = 64;         // of a block
 // no further away than a block is from those before it.
 constexpr int64_t kHead = 64, kHeadShare = 16;
 constexpr int64_t kTaskElements = 32 << 10;
-// Short rows that are read the first time before the second time is the first
-// one's turn, which waits for its mean; elements that stay in L1 meanwhile.
+// Short rows whose means are taken before what is about them, which otherwise
+// waits for each; as many elements stay in L1.
 constexpr int64_t kRowsTogether = 8, kNear = 1 << 10;
 
 // What is summed at a time: of rows of `pitch` elements the first `columns`, or
