@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/arithmetic.h"
 #include "cpu/pages.h"
 
 #ifdef __x86_64__
@@ -124,12 +125,9 @@ Status Permute(const PermuteKernel& kernel, const void* x, void* y,
   char* dst = static_cast<char*>(y);
   TouchPages(dst, kernel.plan.size, executor);
   const int64_t blocks = kernel.num_blocks;
-  const int64_t tasks =
-      std::min(kTasksPerThread * std::max(1, executor.num_threads()),
-               (blocks + kernel.blocks_per_task - 1) / kernel.blocks_per_task);
-  executor.ParallelFor(tasks, [&](int64_t task) {
-    const int64_t begin = blocks * task / tasks;
-    const int64_t end = blocks * (task + 1) / tasks;
+  const int64_t tasks = kTasksPerThread * std::max(1, executor.num_threads());
+  const int64_t most = std::max(kernel.blocks_per_task, CeilDiv(blocks, tasks));
+  executor.ParallelForParts(blocks, most, [&](int64_t begin, int64_t end) {
     if (kernel.run_block != nullptr) {
       RunBlocks(kernel, src, dst, begin, end);
     } else {
