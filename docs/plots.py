@@ -15,7 +15,7 @@ from benchmarks.results import (
     newest,
     recorded,
 )
-from docs.tables import columns, figure, headlines
+from docs.tables import columns, figure, headlines, slower
 from docs.themes import FOLDER, Theme, save
 
 MARKERS = "osD^vP"
@@ -261,6 +261,7 @@ def main() -> None:
     everything += [(path.stem, Report.load(path)) for path in sorted(on_gpus)]
     (FOLDER / "headlines.md").write_text(headlines(found))
     (FOLDER / "summary.md").write_text(summary(everything))
+    (FOLDER / "slower.md").write_text(slower(found))
     (FOLDER / "machines.md").write_text(machines(everything))
 
 

@@ -358,12 +358,20 @@ def by_case(
     for column in columns({file: found.get(file, [])}):
         (report,) = column.values()
         parts += [f"**{title(column)}, {_date(report)[:10]}:**\n", table(report)]
+    return "\n".join([*parts, slower({file: found.get(file, [])})])
+
+
+def slower(found: dict[str, list[Report]]) -> str:
+    """What is slower than plain JAX: a line a benchmark, processor and profile."""
     lines = [f"Below {FAST_ENOUGH} times plain JAX:\n\n"]
-    every = newest(found.get(file, ())).values()
+    every = [each for reports in found.values() for each in newest(reports).values()]
     for report in sorted(every, key=lambda of: (of.machine["class"], _rank_of(of))):
         slow = [f"{name} {ratio:.2f}" for ratio, name in report.slower(FAST_ENOUGH)]
-        lines.append(f"- {title({'': report})}: {'; '.join(slow) or 'none'}.\n")
-    return "\n".join([*parts, "".join(lines)])
+        name = f"{report.benchmark}, " if len(found) > 1 else ""
+        if slow or len(found) == 1:
+            listed = "; ".join(slow) or "none"
+            lines.append(f"- {name}{title({'': report})}: {listed}.\n")
+    return "".join(lines)
 
 
 def indices(report: Report) -> str:
