@@ -94,7 +94,7 @@ template <class V, class T>
 void Dot(const MatvecBlock& b, const float* x, float* z) {
   const T* row = reinterpret_cast<const T*>(b.matrix);
   // More streams from memory for as many as there are registers.
-  constexpr int kRows = V::kRegisters == 32 ? 8 : 2;
+  constexpr int kRows = V::kRegisters == 32 ? 8 : 4;
   int64_t i = 0;
   for (; i + kRows <= b.count; i += kRows) {
     DotRows<V, T, kRows>(row + i * b.ld, b.ld, x, b.k, z + i);
