@@ -729,6 +729,18 @@ def test_tables_have_a_column_with_amx_and_one_without(tmp_path):
     assert wanted in rows
 
 
+def test_what_is_slower_is_listed_by_benchmark_and_processor(tmp_path):
+    for place, ours in (("xeon-2c", 2.0), ("epyc-2c", 0.5)):
+        kept(tmp_path, place=place, jax="1.0", ours=ours, jnp=1.0)
+        kept(tmp_path, "linear", "linear", place, "1.0", ours=0.5, jnp=1.0)
+    found = all_benchmarks.recorded(tmp_path)
+    _, *rows = filter(None, tables.slower(found).splitlines())
+    (row,) = rows  # of the four, one
+    assert row.startswith("- gemm, xeon-2c, AMX, jax 1.0: ") and "0.50" in row
+    _, *rows = filter(None, tables.slower({"gemm": found["gemm"]}).splitlines())
+    assert rows[0] == "- epyc-2c, AVX2, jax 1.0: none." and "0.50" in rows[1]
+
+
 def test_the_tables_of_the_pages_are_not_stale():
     found = all_benchmarks.recorded()
     for page, text in tables.pages(found).items():
