@@ -4,6 +4,7 @@
 import fcntl
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -64,11 +65,21 @@ def compile_library(folder, sources, *flags, optimize="-O1"):
     return library
 
 
+def processor_flags():
+    """The instruction sets, as Linux names them."""
+    info = Path("/proc/cpuinfo")
+    return set(info.read_text().split()) if info.exists() else set()
+
+
+def has_vnni():
+    """Whether oneDNN sums products of int8 exactly, as is asked of it."""
+    flags = processor_flags()
+    return platform.machine() != "x86_64" or bool({"avx512_vnni", "avx_vnni"} & flags)
+
+
 def amx_flags():
     """What compiles kernels for AMX: tiles in software where the processor has none."""
-    info = Path("/proc/cpuinfo")
-    flags = info.read_text().split() if info.exists() else []
-    if "amx_tile" in flags and "amx_bf16" in flags:
+    if {"amx_tile", "amx_bf16"} <= processor_flags():
         return ()
     return "-include", str(ROOT / "tests" / "tiles_on_host.h")
 

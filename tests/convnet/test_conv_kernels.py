@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 
 from jax_layout import _backends
+from native import has_vnni
 
 if not _backends.available("cpu"):
     pytest.skip("no CPU kernels", allow_module_level=True)
@@ -374,6 +375,11 @@ def test_types(groups, x, types, conv_pass):
     check(case.replace(stride=(2, 2), batch=5), conv_pass)
 
 
+# Without, oneDNN is not asked: test_int8_without_vnni.
+vnni = pytest.mark.skipif(not has_vnni(), reason="no VNNI here")
+
+
+@vnni
 @pytest.mark.parametrize("result", ["int32", "float32"])
 @pytest.mark.parametrize("x", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("groups", [1, 4, 32])
@@ -383,6 +389,7 @@ def test_int8(groups, x, result):
     check(case.replace(bias=True, relu=True), "forward")
 
 
+@vnni
 @pytest.mark.parametrize("x", ["NHWC", "NCHW"])
 def test_int8_weights_that_are_packed_in_pieces(x):
     case = Case(channels=(256, 256), size=(9, 9), x=x, types=("int8", "int32"))
