@@ -354,23 +354,30 @@ def by_case(
     found: dict[str, list[Report]], file: str, table: Callable[[Report], str]
 ) -> str:
     """A table of each processor that `columns` chooses; then what is slower on all."""
+    of_file = {file: found.get(file, [])}
     parts = []
-    for column in columns({file: found.get(file, [])}):
+    for column in columns(of_file):
         (report,) = column.values()
         parts += [f"**{title(column)}, {_date(report)[:10]}:**\n", table(report)]
-    return "\n".join([*parts, slower({file: found.get(file, [])})])
+    return "\n".join([*parts, slower(of_file)])
 
 
 def slower(found: dict[str, list[Report]]) -> str:
     """What is slower than plain JAX: a line a benchmark, processor and profile."""
     lines = [f"Below {FAST_ENOUGH} times plain JAX:\n\n"]
-    every = [each for reports in found.values() for each in newest(reports).values()]
-    for report in sorted(every, key=lambda of: (of.machine["class"], _rank_of(of))):
-        slow = [f"{name} {ratio:.2f}" for ratio, name in report.slower(FAST_ENOUGH)]
-        name = f"{report.benchmark}, " if len(found) > 1 else ""
-        if slow or len(found) == 1:
-            listed = "; ".join(slow) or "none"
-            lines.append(f"- {name}{title({'': report})}: {listed}.\n")
+    every = [
+        (name, report)
+        for name, reports in found.items()
+        for report in newest(reports).values()
+    ]
+    every.sort(key=lambda each: (each[1].machine["class"], _rank_of(each[1])))
+    for name, report in every:
+        slow = [f"{case} {ratio:.2f}" for ratio, case in report.slower(FAST_ENOUGH)]
+        listed = "; ".join(slow) or "none"
+        if len(found) == 1:
+            lines.append(f"- {title({'': report})}: {listed}.\n")
+        elif slow:
+            lines.append(f"- {name}, {title({'': report})}: {listed}.\n")
     return "".join(lines)
 
 

@@ -3,19 +3,14 @@
 
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from native import compile_program, sources
+from native import compile_program, processor_flags, sources
 
-
-def has_avx512():
-    info = Path("/proc/cpuinfo")
-    return info.exists() and "avx512f" in info.read_text().split()
-
-
-pytestmark = pytest.mark.skipif(not has_avx512(), reason="it needs AVX-512")
+pytestmark = pytest.mark.skipif(
+    "avx512f" not in processor_flags(), reason="it needs AVX-512"
+)
 
 
 @pytest.fixture(scope="module")
