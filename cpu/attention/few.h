@@ -66,7 +66,9 @@ constexpr int64_t kLine = 1 << 16;
 
 // Asks memory for rows a line at a time, in the order in which they lie, as it
 // and the processor's own prefetching like it best, and evenly: a step for
-// every four vectors that are read, or one for all of several queries.
+// every four vectors that are read, or one for all of several queries. Into L2:
+// L1 has no room for a strip, and no more misses at a time than what is read
+// now needs.
 template <class T, class R>
 class Ahead {
  public:
@@ -81,7 +83,7 @@ class Ahead {
   JAX_LAYOUT_INLINE void Ask(int64_t parts) {
     asked_ += parts;
     for (; asked_ >= kLine && left_ > 0; asked_ -= kLine) {
-      __builtin_prefetch(at_, 0, 3);
+      __builtin_prefetch(at_, 0, 2);
       at_ += 64;
       if (--left_ == 0) Next();
     }

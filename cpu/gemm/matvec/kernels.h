@@ -48,13 +48,14 @@ constexpr int64_t MatvecPart(int64_t count) { return (count + 63) / 64 * 64; }
 
 // Asks for kCount elements, whole lines of the row `ld` further on, which is
 // needed once this row is done: far enough ahead for memory, and right for
-// every ld.
-template <class T, int kCount>
+// every ld. Rows that L1 has no room for are asked into L2, as L1 has few
+// misses at a time, and what is read now needs them.
+template <class T, int kCount, bool kIntoL1>
 JAX_LAYOUT_INLINE void PrefetchRow(const T* p, int64_t ld) {
   const char* const next = reinterpret_cast<const char*>(p + ld);
 #pragma GCC unroll 4
   for (int at = 0; at < static_cast<int>(kCount * sizeof(T)); at += 64) {
-    __builtin_prefetch(next + at);
+    __builtin_prefetch(next + at, 0, kIntoL1 ? 3 : 2);
   }
 }
 
@@ -73,7 +74,7 @@ JAX_LAYOUT_INLINE void DotRows(const T* row, int64_t ld, const float* x,
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const T* p = row + r * ld;
-      PrefetchRow<T, 2 * kLanes>(p + j, kRows * ld);
+      PrefetchRow<T, 2 * kLanes, false>(p + j, kRows * ld);
       sum[r][0] = sum[r][0] + x0 * V::Load(p + j);
       sum[r][1] = sum[r][1] + x1 * V::Load(p + j + kLanes);
     }
@@ -121,7 +122,7 @@ JAX_LAYOUT_INLINE void AddRows(const T* row, int64_t ld, const float* x,
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const T* p = row + r * ld + j;
-      if constexpr (kAsk) PrefetchRow<T, 2 * kLanes>(p, kRows * ld);
+      if constexpr (kAsk) PrefetchRow<T, 2 * kLanes, true>(p, kRows * ld);
       sum0 = sum0 + factor[r] * V::Load(p);
       sum1 = sum1 + factor[r] * V::Load(p + kLanes);
     }
