@@ -334,7 +334,21 @@ _PERMUTES: list[tuple[Sizes, Sizes]] = [
 ]
 
 
+def _there_and_back(x: Any, *, axes: Sizes) -> Any:
+    back = tuple(sorted(range(len(axes)), key=lambda i: axes[i]))
+
+    def step(_: int, x: Any) -> Any:
+        return jl.permute(jax.lax.optimization_barrier(jl.permute(x, axes)), back)
+
+    return jax.lax.fori_loop(0, 4, step, x)
+
+
 def _permutes(quick: bool) -> Iterator[Case]:
+    """Permutes, and of large arrays those into memory that exists.
+
+    A loop has it. To page in new memory takes longer than most permutes, and hides what
+    they cost.
+    """
     wanted = {"float32": 1, "bfloat16": 1, "uint8": 3, "float64": 3, "complex128": 5}
     sizes = [1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 25]
     if quick:
@@ -345,7 +359,11 @@ def _permutes(quick: bool) -> Iterator[Case]:
             if row <= size:
                 f = functools.partial(jl.permute, axes=axes)
                 x = (size // row, *shape[1:])
-                yield case_of(f"permute {','.join(map(str, axes))}", f, dtype, x)
+                kind = f"permute {','.join(map(str, axes))}"
+                yield case_of(kind, f, dtype, x)
+                if size >= 1 << 22 and not quick:
+                    g = functools.partial(_there_and_back, axes=axes)
+                    yield case_of(f"{kind}, there and back", g, dtype, x)
 
 
 # Shape, axis, number of indices.
