@@ -36,6 +36,7 @@ class Case:
         as far as it fits.
       kinked: its gradient jumps where a sum changes its sign, so that rounding may
         put single numbers of results far off.
+      into: each call writes its result, one array, where the last has its own.
       operators: of jax's own, those that are lowered to ours, as by `jl.install`.
     """
 
@@ -48,6 +49,7 @@ class Case:
     whole: bool = False
     hot: bool = False
     kinked: bool = False
+    into: bool = False
     operators: tuple[str, ...] = ()
 
     def operands(self, stack: Sizes = ()) -> list[np.ndarray]:

@@ -214,11 +214,11 @@ class _Trial:
         if not self.variants:
             return found
         plain = self.plain.result()
-        expected = jax.device_get(self._first(plain(*self.sets[0])))
+        expected = self._first(plain(*self.sets[0]))
         runs = {}
         for key, (variant, _) in self.variants.items():
             compiled = variant.result()
-            result = jax.device_get(self._first(compiled(*self.sets[0])))
+            result = self._first(compiled(*self.sets[0]))
             # A GPU may round float32 to TF32 before it multiplies.
             rounding = 1 if self.blocking else 10
             if apart := difference(result, expected, rounding, self.case.kinked):
@@ -250,13 +250,16 @@ class _Trial:
         return {k: times[0] / t for k, t in zip(runs, times[1:], strict=True)}
 
     def _first(self, results: Any) -> Any:
-        return results if self.blocking else results[0]
+        """On the host: a copy, as a call may write its result where this one is."""
+        first = results if self.blocking else results[0]
+        return jax.tree.map(np.array, first)
 
 
 def _trial(case: Case, platform: str, pool: ThreadPoolExecutor) -> _Trial:
     """A case whose programs a pool compiles."""
     program, sets = _program(case, platform)
-    lowered_with = functools.partial(_lowered, case.operators, program, sets[0])
+    memory = jax.eval_shape(program, *sets[0]) if case.into else None
+    lowered_with = functools.partial(_lowered, case.operators, program, sets[0], memory)
     baseline, works = lowered_with("lax")
     if case.operators:  # which are not asked about where all is to be plain
         _, works = lowered_with("kernels")
@@ -270,13 +273,31 @@ def _trial(case: Case, platform: str, pool: ThreadPoolExecutor) -> _Trial:
         lowered, asked = lowered_with(method, work)
         if lowered.as_text() != baseline.as_text():
             ran = [w for w, known in asked if method in known and work in (None, w)]
-            variants[method, work] = pool.submit(_compiled, lowered), ran
-    plain = pool.submit(_compiled, baseline)
+            variants[method, work] = pool.submit(_compiled, lowered, memory), ran
+    plain = pool.submit(_compiled, baseline, memory)
     return _Trial(case, sets, plain, variants, len(methods), platform == "cpu")
 
 
-def _compiled(lowered: Any) -> Any:
-    return lowered.compile()
+def _compiled(lowered: Any, memory: jax.ShapeDtypeStruct | None) -> Any:
+    compiled = lowered.compile()
+    return compiled if memory is None else _Into(compiled, jnp.zeros_like(memory))
+
+
+@dataclasses.dataclass
+class _Into:
+    """A program whose result takes the place of the last one.
+
+    Attributes:
+      compiled: the program, to which memory is donated.
+      memory: what it wrote last.
+    """
+
+    compiled: Any
+    memory: jax.Array
+
+    def __call__(self, *given: Any) -> jax.Array:
+        self.memory = self.compiled(*given, self.memory)
+        return self.memory
 
 
 def _program(case: Case, platform: str) -> tuple[Callable[..., Any], list[list[Any]]]:
@@ -336,16 +357,25 @@ def _lowered(
     operators: Sequence[str],
     program: Callable[..., Any],
     operands: Sequence[Any],
+    memory: jax.ShapeDtypeStruct | None,
     method: str,
     work: Work | None = None,
 ) -> tuple[Any, list[tuple[Work, tuple[str, ...]]]]:
-    """The program with a method, and what it asked about."""
+    """The program with a method, and what it asked about.
+
+    With memory, it takes that as well, and XLA gives it to the result.
+    """
+    donated = () if memory is None else (memory,)
 
     def fresh(*given: Any) -> Any:  # jax keeps what it lowered, by function
-        return program(*given)
+        return program(*given[: len(operands)])
 
+    donate = range(len(operands), len(operands) + len(donated))
+    jitted = jax.jit(
+        fresh, donate_argnums=tuple(donate), keep_unused=memory is not None
+    )
     with installed(operators), choices.forced(method, work), choices.asked() as asked:
-        return jax.jit(fresh).lower(*operands), asked
+        return jitted.lower(*operands, *donated), asked
 
 
 def undiluted(ratio: float, works: int) -> float:

@@ -654,7 +654,7 @@ print(len(os.listdir("/proc/self/task")) - before)
     process = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ
-        | {"PYTHONPATH": os.pathsep.join(sys.path)}  # with the folders of this file and native
+        | {"PYTHONPATH": os.pathsep.join(sys.path)}  # where this file and native are
         | {"OPENBLAS_NUM_THREADS": "1"},  # NumPy's
         capture_output=True, text=True, check=False,
     )  # fmt: skip
