@@ -264,6 +264,12 @@ def _trial(case: Case, platform: str, pool: ThreadPoolExecutor) -> _Trial:
     if case.operators:  # which are not asked about where all is to be plain
         _, works = lowered_with("kernels")
     variants: dict[tuple[str, Work | None], tuple[Any, list[Work]]] = {}
+
+    def compiled(lowered: Any) -> Future[Any]:
+        # Made here: threads of the pool have not this one's precision.
+        own = None if memory is None else jnp.zeros_like(memory)
+        return pool.submit(_compiled, lowered, own)
+
     methods = {work: known for work, known in works}
     every = dict.fromkeys(m for known in methods.values() for m in known)
     wanted: list[tuple[str, Work | None]] = [(method, None) for method in every]
@@ -273,14 +279,14 @@ def _trial(case: Case, platform: str, pool: ThreadPoolExecutor) -> _Trial:
         lowered, asked = lowered_with(method, work)
         if lowered.as_text() != baseline.as_text():
             ran = [w for w, known in asked if method in known and work in (None, w)]
-            variants[method, work] = pool.submit(_compiled, lowered, memory), ran
-    plain = pool.submit(_compiled, baseline, memory)
+            variants[method, work] = compiled(lowered), ran
+    plain = compiled(baseline)
     return _Trial(case, sets, plain, variants, len(methods), platform == "cpu")
 
 
-def _compiled(lowered: Any, memory: jax.ShapeDtypeStruct | None) -> Any:
+def _compiled(lowered: Any, memory: jax.Array | None) -> Any:
     compiled = lowered.compile()
-    return compiled if memory is None else _Into(compiled, jnp.zeros_like(memory))
+    return compiled if memory is None else _Into(compiled, memory)
 
 
 @dataclasses.dataclass

@@ -181,8 +181,9 @@ def test_a_call_among_others_gains_on_its_share(monkeypatch):
     assert [points[work]["ours"] for work in works] == pytest.approx([1.2] * 3)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("into", [False, True])
-def test_a_case_writes_its_result_where_its_last_one_was(monkeypatch, into):
+def test_a_case_writes_its_result_where_its_last_one_was(monkeypatch, into, dtype):
     def places(programs, sets, *_):
         for program in programs:
             first = program(*sets[0])
@@ -192,9 +193,10 @@ def test_a_case_writes_its_result_where_its_last_one_was(monkeypatch, into):
         return [1.0] * len(programs)
 
     monkeypatch.setattr(MEASURED_BY, places)
-    large = case(moved, (1 << 10, 1 << 8), into=into)
-    points, failures = measure_case(large, SHORT)
-    assert list(points) == [Work("permute fake", (1 << 10, 1 << 8))] and not failures
+    large = case(moved, (1 << 10, 1 << 8), dtype=dtype, into=into)
+    found = measure([large], SHORT)
+    assert list(found.points) == [Work("permute fake", large.shapes[0])]
+    assert not found.failures
 
 
 def test_a_case_that_raises_is_reported_and_the_next_one_measured():
