@@ -376,10 +376,8 @@ def _lowered(
     def fresh(*given: Any) -> Any:  # jax keeps what it lowered, by function
         return program(*given[: len(operands)])
 
-    donate = range(len(operands), len(operands) + len(donated))
-    jitted = jax.jit(
-        fresh, donate_argnums=tuple(donate), keep_unused=memory is not None
-    )
+    last = len(operands) if donated else ()
+    jitted = jax.jit(fresh, donate_argnums=last, keep_unused=bool(donated))
     with installed(operators), choices.forced(method, work), choices.asked() as asked:
         return jitted.lower(*operands, *donated), asked
 
