@@ -46,13 +46,13 @@ _QUICK_SIZES = [
 # The squares and few rows that programs have most are measured of all.
 _ALWAYS = [
     *((n, n, n) for n in (64, 256, 512, 1024)),
-    *((m, 4096, 4096) for m in (1, 4, 8, 16, 32)),
+    *((m, 4096, 4096) for m in (1, 4, 8, 16, 32, 4096)),
 ]
 _PRODUCTS = [
-    ("float32", None, "NN NT", 1 << 33, 1),
-    ("bfloat16", None, "NN NT", 1 << 33, 1),
-    ("float32", None, "TN", 1 << 33, 2),
-    ("bfloat16", None, "TN", 1 << 33, 2),
+    ("float32", None, "NN NT", 1 << 36, 1),
+    ("bfloat16", None, "NN NT", 1 << 36, 1),
+    ("float32", None, "TN", 1 << 36, 2),
+    ("bfloat16", None, "TN", 1 << 36, 2),
     ("float16", None, "NN NT TN", 1 << 31, 3),
     ("float64", None, "NN NT TN", 1 << 31, 4),
     ("complex64", None, "NN NT TN TT", 1 << 30, 6),
