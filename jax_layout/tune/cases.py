@@ -340,7 +340,7 @@ def _permutes(quick: bool) -> Iterator[Case]:
     To page in new memory takes longer than most permutes, and hides what they cost.
     """
     wanted = {"float32": 1, "bfloat16": 1, "uint8": 3, "float64": 3, "complex128": 5}
-    sizes = [1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 25]
+    sizes = [1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 25, 1 << 27]
     if quick:
         wanted, sizes = {"float32": 2, "bfloat16": 4}, [1 << 16, 1 << 20, 1 << 24]
     for dtype, every in wanted.items():
