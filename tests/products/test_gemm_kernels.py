@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The FFI target of the GEMM on CPUs, against NumPy in the widest types."""
 
+import os
 import subprocess
 import sys
 
@@ -410,8 +411,11 @@ def test_a_method_that_does_not_exist_is_an_error():
 
 def run_python(code):
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", code],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(sys.path)},  # with this file
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 def test_without_libraries_nothing_is_supported():
@@ -440,6 +444,5 @@ for dtype in "float32", "bfloat16":
 jax.block_until_ready(y)
 print(len(os.listdir("/proc/self/task")) - before)
 """
-    folder = repr(__file__.rpartition("/")[0])
-    process = run_python(f"import sys; sys.path.insert(0, {folder})" + code)
+    process = run_python(code)
     assert process.stdout.split() == ["0"], process.stderr
