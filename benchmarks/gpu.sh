@@ -11,7 +11,7 @@
 # choices   what is ours: a table for jax_layout/tables
 # kernels   permutes beside copies; rows by index
 # products  products of heads, linear layers
-# attention attention; matrices without TF32
+# attention attention by cuDNN; matrices without TF32
 # programs  whole programs, as they are and with ours
 # predictions  permutes beside what was predicted of them: after kernels, needs no GPU,
 #           but its name in GPU
@@ -155,15 +155,18 @@ print(*[f for p in nvidia.__path__ for f in glob.glob(p + "/cu13/lib/libcublasLt
       "$permutes" --at-most 300000
   done
   # Several processes share the GPU, where pytest-xdist is installed. Bounds are
-  # float32's, so that nothing may be rounded to TF32; XLA times no kernels of its own.
+  # float32's, so that nothing may be rounded to TF32; XLA times no kernels of its own, and
+  # has no products of Triton's, whose sums of int8 are twice what they should be.
   local workers
   workers=$("$python" -c 'import xdist; print("-n 14 --dist worksteal")' 2> /dev/null)
   # shellcheck disable=SC2086  # several options
   step 480 tests env JAX_DEFAULT_MATMUL_PRECISION=highest PYTHONPATH="$tests" \
-    XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_autotune_level=0" "$python" -m on_a_gpu -q --no-header --tb=short $workers ${TESTS:-}
+    XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false" \
+    "$python" -m on_a_gpu -q --no-header --tb=short $workers ${TESTS:-}
 }
 
 kernels() {
+  export JAX_LAYOUT_CHOICES=kernels
   bench 240 permute permute --device "$platform" --seconds 1
   bench 150 index index --device "$platform" --seconds 0.5
 }

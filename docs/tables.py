@@ -30,10 +30,7 @@ ATTENTION = Path(__file__).with_name("attention.md")
 INDEX = Path(__file__).with_name("index_select.md")
 FORMATS = Path(__file__).with_name("memory_formats.md")
 GPU = Path(__file__).with_name("gpu.md")
-H100 = RESULTS / "nvidia-h100-80gb-hbm3" / "jax-0.11.2"
-H100_TABLE = (
-    Path(choices.__file__).parent / "tables" / f"{H100.parent.name}-jaxlib-0.11.json"
-)
+GPUS = {"H200": "nvidia-h200", "H100": "nvidia-h100-80gb-hbm3"}
 BEGIN, END = "<!-- figures: python -m docs.tables -->\n", "<!-- end of figures -->\n"
 WITHOUT_AMX = "avx512_bf16", "avx512", "avx2"
 PROFILES = {
@@ -424,16 +421,25 @@ def _date(report: Report) -> str:
     return str(report.machine["date"])
 
 
-def gpu_permutes(folder: Path) -> str:
-    """A row a case: ours, a copy, what was predicted, and ours beside jax's."""
-    report = Report.load(folder / "permute.json")
-    predicted = {
-        (row["name"], row["dtype"]): row["predicted_share"]
-        for row in json.loads((folder / "predicted.json").read_text())
-    }
+def gpu_permutes() -> str:
+    """By GPU a row a case: ours, a copy, what was predicted, and ours beside jax's."""
     heads = "case, , MB, ours us, copy us, % of copy, predicted, in a program: ours us"
     heads += ", jax us, times jax, times torch"
-    lines = [f"| {' | '.join(heads.split(', '))} |", "|---|---|" + "--:|" * 9]
+    lines = []
+    for gpu, name in GPUS.items():
+        folder = RESULTS / name / "jax-0.11.2"
+        report = Report.load(folder / "permute.json")
+        predicted = {
+            (row["name"], row["dtype"]): row["predicted_share"]
+            for row in json.loads((folder / "predicted.json").read_text())
+        }
+        lines += [f"**{gpu}**, {_date(report)[:10]}:", ""]
+        lines += [f"| {' | '.join(heads.split(', '))} |", "|---|---|" + "--:|" * 9]
+        lines += [*_gpu_rows(report, predicted), ""]
+    return "".join(f"{line}\n" for line in lines[:-1])
+
+
+def _gpu_rows(report: Report, predicted: dict[tuple[str, str], float]) -> Iterator[str]:
     for case in report.cases:
         dtype = case.config["dtype"]
         kernel, copy = case.sample("kernel", True), case.copy(True)
@@ -452,18 +458,29 @@ def gpu_permutes(folder: Path) -> str:
             figure(theirs.median / ours.median, 2),
             figure(case.speedup("torch", False)),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "".join(f"{line}\n" for line in lines)
+        yield f"| {' | '.join(cells)} |"
 
 
-def gpu_choices(table: choices.Table) -> str:
-    """A row a kind of call: its ratios, and how many of its sizes are ours."""
-    lines = ["| call | least | largest | ours |", "|---|--:|--:|--:|"]
-    for case, points in table.cases.items():
-        ratios = [max(of.values()) for of in points.values()]
-        ours = sum(ratio >= choices.GAIN for ratio in ratios)
-        bounds = " | ".join(f"{r:.2f}" for r in (min(ratios), max(ratios)))
-        lines.append(f"| `{case}` | {bounds} | {ours} of {len(ratios)} |")
+def gpu_choices() -> str:
+    """A row a kind of call: by GPU its ratios, and how many of its sizes are ours."""
+    folder = Path(choices.__file__).parent / "tables"
+    tables = {
+        gpu: choices.load(folder / f"{name}-jaxlib-0.11.json")
+        for gpu, name in GPUS.items()
+    }
+    heads = [f"{gpu}: least | largest | ours" for gpu in tables]
+    lines = [f"| call | {' | '.join(heads)} |", "|---|" + "--:|" * 3 * len(tables)]
+    for case in sorted({case for table in tables.values() for case in table.cases}):
+        cells = []
+        for table in tables.values():
+            ratios = [max(of.values()) for of in table.cases.get(case, {}).values()]
+            ours = sum(ratio >= choices.GAIN for ratio in ratios)
+            cells += (
+                [f"{min(ratios):.2f}", f"{max(ratios):.2f}", f"{ours} of {len(ratios)}"]
+                if ratios
+                else [""] * 3
+            )
+        lines.append(f"| `{case}` | {' | '.join(cells)} |")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -486,8 +503,8 @@ def pages(found: dict[str, list[Report]]) -> dict[Path, str]:
         INDEX: renewed(INDEX.read_text(), by_case(found, "index", indices)),
         FORMATS: renewed(FORMATS.read_text(), by_case(found, "operators", operators)),
         GPU: renewed(
-            renewed(GPU.read_text(), gpu_permutes(H100)),
-            gpu_choices(choices.load(H100_TABLE)),
+            renewed(GPU.read_text(), gpu_permutes()),
+            gpu_choices(),
             (BEGIN.replace("figures", "choices"), END.replace("figures", "choices")),
         ),
     }

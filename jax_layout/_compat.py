@@ -21,6 +21,7 @@ from jax._src import (
     state,
     xla_bridge,
 )
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.interpreters import mlir as lowerings
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax
@@ -366,6 +367,41 @@ def like(x: Any, aval: Any) -> Any:
 def describe(eqn: Any) -> str:
     """The name of an equation's primitive, and its source line."""
     return f"{eqn.primitive.name} ({source_info_util.summarize(eqn.source_info)})"
+
+
+@functools.cache
+def has_cudnn_attention() -> bool:
+    """Whether jax finds cuDNN, and a GPU that its attention runs on (Ampere)."""
+    try:
+        return cudnn.check_cudnn_version() > 0 and cudnn.check_compute_capability("8.0")
+    except RuntimeError:  # no library, or no GPU
+        return False
+
+
+def cudnn_attention(
+    query: Any, key: Any, value: Any, *, scale: float, causal: bool, order: str
+) -> Any:
+    """cuDNN's attention.
+
+    Args:
+      query: four axes, of float16 or bfloat16.
+      key: likewise, of heads that divide the query's.
+      value: as key.
+      scale: of the scores.
+      causal: whether query t sees keys up to the t-th alone.
+      order: "BTNH" or "BNTH", of the axes of all.
+
+    Returns:
+      the result, and the logarithms of softmax's sums, float32 of batch, heads, queries.
+    """
+    mask = cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK
+    return cudnn.dot_product_attention(
+        *(query, key, value),
+        scale=scale,
+        mask_type=mask,
+        qkv_layout=order,
+        return_residual=True,
+    )
 
 
 def backends_have_started() -> bool:

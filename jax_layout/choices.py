@@ -293,6 +293,10 @@ def _best(
         ask(table)
         if known and not table.quick:
             break
+    if not known and of_gpu(work):
+        for table in packaged():
+            if table.processor == gpu():
+                ask(table)
     if not known:
         for table in packaged():
             ask(table)

@@ -48,6 +48,8 @@ class Kernel:
         float64; sequences must be NumPy arrays.
       target: FFI target; left out, `jax_layout_<name of the operator>`.
       aliases: operand -> result that is written over it.
+      instead: a function of the operands that is lowered in the place of a custom call
+        of ours: a library's kernel that jax has a call of.
       workspace: bytes of scratch memory, which the kernel sees as one more
         result. In XLA's hands, it is safe in a captured CUDA graph.
       operand_layouts: the axes of each operand in the order of memory, the slowest
@@ -70,6 +72,7 @@ class Kernel:
     attributes: Mapping[str, Any]
     target: str | None = None
     aliases: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    instead: Callable[..., Any] | None = None
     workspace: int = 0
     operand_layouts: Sequence[Sequence[int]] | None = None
     result_layouts: Sequence[Sequence[int]] | None = None
@@ -453,6 +456,8 @@ def custom_call(
 ) -> Any:
     """Lowers to the custom call of a kernel, of an operator or one of this name."""
     op = _operators[op] if isinstance(op, str) else op
+    if kernel.instead is not None:
+        return mlir.lower_fun(kernel.instead, op.multiple_results)(ctx, *operands)
     results = len(ctx.avals_out)
     operand_layouts, result_layouts = kernel.operand_layouts, kernel.result_layouts
     if kernel.prepare is not None:

@@ -14,13 +14,12 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jax_layout import _backends, choices
 from jax_layout.attention.blocked import (
     DTYPES,
-    MOST_FEATURES,
     attention_p,
+    has_kernel,
     residual,
-    work_of,
+    wanted,
 )
 from jax_layout.attention.paged import check_tables, gathered, paged_attention_p
 from jax_layout.plain import jnp, lax, nn
@@ -175,7 +174,9 @@ def dot_product_attention(
         block, row = (key_value_order.index(letter) for letter in "BT")
         find = functools.partial(gathered, tables=tables, axis=block, row=row)
         keys = jax.eval_shape(find, key)
-    if implementation is None and _ours(query, keys, bias, scale, seen):
+    if implementation is None and _ours(
+        *(query, keys, bias, scale, seen), paged=tables is not None
+    ):
         scale = 1 / math.sqrt(query.shape[order.index("H")]) if scale is None else scale
         params = {**seen, "scale": float(scale)}
         out, sums = _apply(query, key, value, bias, mask, lengths, tables, params)
@@ -324,21 +325,27 @@ def _see(
 
 
 def _ours(
-    query: Array, key: Any, bias: Array | None, scale: Any, seen: dict[str, Any]
+    query: Array,
+    key: Any,
+    bias: Array | None,
+    scale: Any,
+    seen: dict[str, Any],
+    paged: bool,
 ) -> bool:
     """Whether there may be a kernel, here and for these operands."""
+    platform = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend())
+    axis = seen["q_axes"][2]
+    split = (*query.shape[:axis], 1, *query.shape[axis:])
     return (
-        query.dtype.name in DTYPES
-        and query.shape[-1] <= MOST_FEATURES
+        platform is not None
         and seen["q_axes"][4] == 4
         and seen["k_axes"][3] == 3
-        and min(*query.shape, *key.shape) > 0
         and (scale is None or isinstance(scale, numbers.Real))
         and (bias is None or bias.dtype.name in DTYPES)
         and (seen["window"] == (-1, -1) or min(seen["window"]) >= 0)
-        and jax.default_backend() == "cpu"
-        and _backends.has_kernels("attention")
-        and choices.choose(work_of(query, key, seen)) is not None
+        and not (paged and platform == "cuda")
+        and has_kernel(platform, jax.ShapeDtypeStruct(split, query.dtype), key, seen)
+        and wanted(query, key, seen)
     )
 
 

@@ -6,6 +6,7 @@ The query has its heads as two axes: those of keys, and the group of each.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -15,13 +16,15 @@ import numpy as np
 from jax import Array
 from jax.interpreters import ad
 
-from jax_layout import _backends, choices
+from jax_layout import _backends, _compat, choices
 from jax_layout.choices import Work
 from jax_layout.op import Kernel, Op, define, jvp_of
 from jax_layout.plain import jnp, lax, nn
 
 DTYPES = ("float32", "bfloat16", "float16")
 MOST_FEATURES = 256
+# As many as cuDNN has on every GPU since Ampere.
+_CUDNN_FEATURES = 128
 
 
 def work_of(query: Any, key: Any, params: dict[str, Any], suffix: str = "") -> Work:
@@ -35,6 +38,50 @@ def work_of(query: Any, key: Any, params: dict[str, Any], suffix: str = "") -> W
     s = key.shape[params["k_axes"][1]]
     kind = " causal" if params["causal"] else ""
     return Work(f"attention{suffix} {query.dtype.name}{kind}", (b * k, g, t, s, h))
+
+
+def here() -> str:
+    """jax's default platform; the CPU where that has no kernels of any kind."""
+    return "cuda" if jax.default_backend() == "gpu" else "cpu"
+
+
+def wanted(query: Any, key: Any, params: dict[str, Any], suffix: str = "") -> bool:
+    """Whether the tables have a call on jax's default platform as one of a kernel."""
+    work = work_of(query, key, params, suffix)
+    if here() == "cuda":
+        work = dataclasses.replace(work, case=f"cuda {work.case}")
+    return choices.choose(work) is not None
+
+
+def has_kernel(platform: str, query: Any, key: Any, params: dict[str, Any]) -> bool:
+    """Whether a platform has a kernel for these operands.
+
+    The CPU's are ours. cuDNN's is asked where its results are jax's: nothing that may
+    hide a whole row, which it leaves undefined.
+    """
+    h = query.shape[params["q_axes"][4]]
+    if min(*query.shape, *key.shape) == 0 or h > MOST_FEATURES:
+        return False
+    if platform == "cpu":
+        return query.dtype.name in DTYPES and _backends.has_kernels("attention")
+    queries, keys = query.shape[params["q_axes"][1]], key.shape[params["k_axes"][1]]
+    return (
+        query.dtype.name in DTYPES[1:]
+        and h % 8 == 0
+        and h <= _CUDNN_FEATURES
+        and not any(params["has"])
+        and params["window"] == (-1, -1)
+        and (queries == keys or not params["causal"])
+        and _backends.available("cuda")
+        and _compat.has_cudnn_attention()
+    )
+
+
+def has_backward(platform: str, query: Any, key: Any, params: dict[str, Any]) -> bool:
+    """Likewise for gradients: jax asks cuDNN for those of even lengths alone."""
+    lengths = query.shape[params["q_axes"][1]], key.shape[params["k_axes"][1]]
+    odd = platform == "cuda" and any(n % 2 for n in lengths)
+    return not odd and has_kernel(platform, query, key, params)
 
 
 # jax's score of what is hidden, finite in float32.
@@ -136,8 +183,11 @@ def _as_jax(query: Array, key: Array, value: Array, *rest: Array, **params: Any)
 def _kernel(
     platform: str, query: Any, key: Any, value: Any, *rest: Any, **params: Any
 ) -> Kernel | None:
-    if min(*query.shape, *key.shape) == 0 or not _backends.has_kernels("attention"):
+    if not has_kernel(platform, query, key, params):
         return None
+    if platform == "cuda":
+        instead = functools.partial(_cudnn, **params)
+        return Kernel({}, instead=instead, work=work_of(query, key, params))
     return Kernel(attributes(params) | {"block_tables": False})
 
 
@@ -150,9 +200,61 @@ def _backward_kernel(
     biased: bool,
     **params: Any,
 ) -> Kernel | None:
-    kernel = _kernel(platform, query, key, *rest, **params)
-    given = attributes(params) | {"bias_gradient": biased}
-    return kernel and Kernel(given)
+    if not has_backward(platform, query, key, params):
+        return None
+    if platform == "cuda":
+        instead = functools.partial(_cudnn_backward, biased=biased, **params)
+        work = work_of(query, key, params, "_backward")
+        return Kernel({}, instead=instead, work=work)
+    return Kernel(attributes(params) | {"bias_gradient": biased})
+
+
+def _cudnn(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    q_axes: tuple[int, ...],
+    k_axes: tuple[int, ...],
+    scale: float,
+    causal: bool,
+    window: tuple[int, int],
+    has: tuple[bool, ...],
+) -> list[Array]:
+    """As `_attention`, by cuDNN, which reads two orders where they lie."""
+    heads_first = k_axes == (0, 2, 1, 3)
+    letters, order = ("bkgth", "BNTH") if heads_first else ("btkgh", "BTNH")
+    to = [q_axes["btkgh".index(letter)] for letter in letters]
+    split = query.transpose(to)
+    heads = letters.index("k")
+    merged = (*split.shape[:heads], -1, *split.shape[heads + 2 :])
+    out, logs = _compat.cudnn_attention(
+        split.reshape(merged),
+        *(x if heads_first else x.transpose(k_axes) for x in (key, value)),
+        scale=scale,
+        causal=causal,
+        order=order,
+    )
+    logs = logs.reshape(query.shape[q_axes[0]], key.shape[k_axes[2]], -1, logs.shape[-1])
+    sums = jnp.stack([logs, jnp.zeros_like(logs)], axis=-1)
+    return [out.reshape(split.shape).transpose(np.argsort(to)), sums]
+
+
+def _cudnn_backward(
+    ct: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    *_: Array,
+    biased: bool,
+    **params: Any,
+) -> list[Array]:
+    """Its forward call comes with it; XLA makes one of that and the program's own."""
+
+    def f(*moving: Array) -> Array:
+        return _cudnn(*moving, **params)[0]
+
+    return list(jax.vjp(f, query, key, value)[1](ct))
 
 
 def attributes(params: dict[str, Any]) -> dict[str, Any]:
@@ -239,9 +341,11 @@ def _batch(
 def _jvp(
     primals: Sequence[Array], tangents: Sequence[Any], **params: Any
 ) -> tuple[list[Array], list[Any]]:
-    ours = choices.choose(work_of(primals[0], primals[1], params, "_backward"))
+    query, key = primals[:2]
+    ours = has_backward(here(), query, key, params)
+    ours = ours and wanted(query, key, params, "_backward")
     biased = params["has"][0] and type(tangents[3]) is not ad.Zero
-    if ours is None:
+    if not ours:
         out, sums, moves = _moved(primals, tangents, params)
     else:
         out, sums = attention_p(*primals, **params)
@@ -446,7 +550,6 @@ attention_p: Any = define(
         sharding=_sharding,
         in_parts=_in_parts,
         multiple_results=True,
-        platforms=("cpu",),
         dtypes=DTYPES,
     )
 )
@@ -473,7 +576,6 @@ attention_backward_p: Any = define(
         sharding=_backward_sharding,
         in_parts=_backward_in_parts,
         multiple_results=True,
-        platforms=("cpu",),
         dtypes=DTYPES,
     )
 )

@@ -12,9 +12,10 @@ from jax import Array
 
 from jax_layout.plain import jnp, lax
 
-# XLA:GPU (jax 0.11.2, H100) gives twice the product of int8 in int32 where k is no
-# multiple of 4: of 2, 3, 5, 6, 7 and 33. XLA:CPU is right, and ten times as fast as
-# with int32.
+# XLA:GPU (jax 0.11.2, H100 and H200) gives twice the product of int8 in int32 where
+# Triton multiplies: where k is no multiple of 4, of 2, 3, 5, 6, 7 and 33, and of almost
+# all k under --xla_gpu_autotune_level=0. cuBLAS, which it prefers otherwise, is right.
+# So is XLA:CPU, ten times as fast as with int32.
 _K = 4
 
 

@@ -72,6 +72,21 @@ _FORMS = {"NN": "mk,kn->mn", "NT": "mk,nk->mn", "TN": "km,kn->mn"}
 # Rows, columns of the result and of x.
 _LAYERS = [(2048, 4096, 1024), (2048, 1024, 4096), (256, 1024, 1024), (16, 4096, 4096)]
 
+# Batch, queries, keys, heads, heads of keys, features.
+_HEADS_OF: list[Sizes] = [
+    (8, 512, 512, 16, 16, 64),
+    (1, 128, 128, 12, 12, 64),
+    (2, 2048, 2048, 16, 16, 128),
+    (32, 128, 128, 12, 12, 64),
+    (4, 1024, 1024, 16, 4, 64),
+    (8, 197, 197, 12, 12, 64),
+    (1, 4096, 4096, 16, 16, 128),
+    (1, 2048, 2048, 32, 8, 128),
+    (2, 4096, 77, 8, 8, 40),
+    (8, 1, 4096, 32, 8, 128),
+    (1, 1, 2048, 16, 16, 64),
+]
+
 
 def _permutes() -> Iterator[Case]:
     every = {"float32": 1, "bfloat16": 1, "uint8": 2, "float64": 3}
@@ -132,6 +147,23 @@ def _products() -> Iterator[Case]:
             yield case_of("added", add, dtype, (m, k), (k, n), (m, n))
 
 
+def _attention() -> Iterator[Case]:
+    """As on a CPU: in one call, and with its gradients, which are chosen for alone."""
+    for dtype, every in (("bfloat16", 1), ("float16", 3)):
+        for (b, t, s, n, k, h), causal in itertools.product(
+            _HEADS_OF[::every], (False, True)
+        ):
+            if causal and t != s:
+                continue
+            f = functools.partial(jl.dot_product_attention, is_causal=causal)
+            q, keys = (b, t, n, h), (b, s, k, h)
+            kind = f"attention{', causal' if causal else ''}"
+            yield case_of(kind, f, dtype, q, keys, keys)
+            if t > 1:
+                g, given = with_gradient(f, 3), (q, keys, keys, q)
+                yield case_of(f"{kind}, gradient", g, dtype, *given, together=True)
+
+
 def all_cases() -> list[Case]:
-    """Those of permutes and rows by index, then those of products."""
-    return [*_permutes(), *_rows(), *_products()]
+    """Those of permutes and rows by index, then those of products, and attention."""
+    return [*_permutes(), *_rows(), *_products(), *_attention()]

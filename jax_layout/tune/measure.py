@@ -47,6 +47,9 @@ _AT_ONCE = 8
 # Sets of operands to take turns with: a weight that is used once per step of a
 # program is not in the second-level cache.
 _SETS = 96 << 20
+# Of a GPU: two at least, or a kernel that leaves the second-level cache alone finds its
+# operand there from one call to the next.
+_SETS_ON_GPU = 256 << 20
 # By dtype, how far results may be apart, of the largest of them.
 _TOLERANCES = {
     "bfloat16": 2e-2,
@@ -315,7 +318,7 @@ def _program(case: Case, platform: str) -> tuple[Callable[..., Any], list[list[A
 
     nbytes = case.nbytes()
     if platform != "cpu":
-        given, sets = put(), max(1, min(_CALLS, _SETS // nbytes))
+        given, sets = put(), min(_CALLS, max(2, _SETS_ON_GPU // nbytes))
         copies = [jnp.copy(x) for _ in range(sets - 1) for x in given]
         return repeated(case.f, sets, _CALLS), [given + copies]
     if case.whole or nbytes >= _SHORT:
