@@ -392,7 +392,8 @@ def cudnn_attention(
       order: "BTNH" or "BNTH", of the axes of all.
 
     Returns:
-      the result, and the logarithms of softmax's sums, float32 of batch, heads, queries.
+      the result, and the logarithms of softmax's sums: float32, of batch, heads and
+      queries.
     """
     mask = cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK
     return cudnn.dot_product_attention(

@@ -261,7 +261,7 @@ def decided_by(work: Work, methods: Sequence[str] = OURS) -> str:
     where = _source()
     if where in ("kernels", "lax"):
         return where
-    for path, table in _tables(where):
+    for path, table in _tables_for(work, where):
         if any(table.ratio(work, method) is not None for method in methods):
             return str(path)
     return "every table that knows a call"
@@ -289,14 +289,10 @@ def _best(
             if ratio is not None:
                 known[m] = min(ratio, known.get(m, math.inf))
 
-    for _, table in _tables(source):
+    for _, table in _tables_for(work, source):
         ask(table)
         if known and not table.quick:
             break
-    if not known and of_gpu(work):
-        for table in packaged():
-            if table.processor == gpu():
-                ask(table)
     if not known:
         for table in packaged():
             ask(table)
@@ -308,6 +304,18 @@ def _best(
 
 
 # --- files
+
+
+def _tables_for(work: Work, source: str) -> list[tuple[Path, Table]]:
+    """The tables of this machine that may know a call."""
+    return [*_tables(source), *(_gpu_tables() if of_gpu(work) else ())]
+
+
+@functools.cache
+def _gpu_tables() -> list[tuple[Path, Table]]:
+    """The package's tables of the GPU that is here, of whatever jaxlib."""
+    every = zip(sorted(_PACKAGED.glob("*.json")), packaged(), strict=True)
+    return [(path, table) for path, table in every if table.processor == gpu()]
 
 
 @functools.cache

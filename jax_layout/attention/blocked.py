@@ -235,7 +235,8 @@ def _cudnn(
         causal=causal,
         order=order,
     )
-    logs = logs.reshape(query.shape[q_axes[0]], key.shape[k_axes[2]], -1, logs.shape[-1])
+    b, _, t = logs.shape
+    logs = logs.reshape(b, key.shape[k_axes[2]], -1, t)
     sums = jnp.stack([logs, jnp.zeros_like(logs)], axis=-1)
     return [out.reshape(split.shape).transpose(np.argsort(to)), sums]
 

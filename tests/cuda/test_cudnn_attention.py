@@ -51,6 +51,15 @@ def test_gradients_are_cudnns():
     assert text.count(BACKWARD) == 1 and "stablehlo.dot_general" not in text
 
 
+def test_gradients_of_odd_lengths_are_xlas():
+    def loss(q, k, v):
+        return jl.dot_product_attention(q, k, v).astype("float32").sum()
+
+    odd = (2, 77, 2, 32)
+    text = lowered(jax.value_and_grad(loss, (0, 1, 2)), QUERY, odd, odd)
+    assert "cudnn" not in text and "stablehlo.dot_general" in text
+
+
 @pytest.mark.parametrize("order", ["BTNH", "BNTH"])
 def test_operands_stay_where_they_are(order):
     f = functools.partial(jl.dot_product_attention, order=order)

@@ -49,7 +49,7 @@ def write(path, **changed):
 def forget(monkeypatch):
     """No table of another test, nor one of the user's."""
     monkeypatch.setattr(choices, "_given", [None])
-    caches = (choices._tables, choices._best, choices.packaged)
+    caches = choices._tables, choices._gpu_tables, choices._best, choices.packaged
     for cache in caches:
         cache.cache_clear()
     yield
@@ -317,6 +317,26 @@ def test_packaged_tables_are_sound():
             vendor = "-intel" if "-intel-" in path.name else ""
             assert path.name == f"{table.profile}{vendor}-jaxlib-{table.jaxlib}.json"
             assert table.cases
+
+
+@pytest.mark.parametrize(
+    ("gpu", "method"), [("GPU A", "ours"), ("GPU B", None), ("GPU C", None), ("", None)]
+)
+def test_the_table_of_a_gpu_is_asked_first(gpu, method, tmp_path, monkeypatch):
+    """Of whatever jaxlib; where it has none, all tables of GPUs must agree."""
+    work = Work("cuda permute 4", (4096, 64, 64))
+    for name, ratio in (("a", 1.5), ("b", 0.9)):
+        cases = {work.case: [[list(work.sizes), {"ours": ratio}]]}
+        named = {"profile": f"gpu-{name}", "processor": f"GPU {name.upper()}"}
+        path = tmp_path / f"gpu-{name}-jaxlib-0.1.json"
+        write(path, jaxlib="0.1", cases=cases, **named)
+    monkeypatch.setattr(choices, "_PACKAGED", tmp_path)
+    monkeypatch.setattr(choices, "gpu", lambda: gpu)
+    assert choices._best(work, ("ours",), "packaged") == method
+    jl.use_choices("packaged")
+    own = tmp_path / f"gpu-{gpu[-1:].lower()}-jaxlib-0.1.json"
+    decided = choices.decided_by(work)
+    assert decided == (str(own) if own.exists() else "every table that knows a call")
 
 
 @pytest.mark.parametrize(
