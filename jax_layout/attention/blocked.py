@@ -40,9 +40,9 @@ def work_of(query: Any, key: Any, params: dict[str, Any], suffix: str = "") -> W
     return Work(f"attention{suffix} {query.dtype.name}{kind}", (b * k, g, t, s, h))
 
 
-def here() -> str:
-    """jax's default platform; the CPU where that has no kernels of any kind."""
-    return "cuda" if jax.default_backend() == "gpu" else "cpu"
+def here() -> str | None:
+    """jax's default platform, if there are kernels for it."""
+    return {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend())
 
 
 def wanted(query: Any, key: Any, params: dict[str, Any], suffix: str = "") -> bool:
@@ -53,14 +53,16 @@ def wanted(query: Any, key: Any, params: dict[str, Any], suffix: str = "") -> bo
     return choices.choose(work) is not None
 
 
-def has_kernel(platform: str, query: Any, key: Any, params: dict[str, Any]) -> bool:
+def has_kernel(
+    platform: str | None, query: Any, key: Any, params: dict[str, Any]
+) -> bool:
     """Whether a platform has a kernel for these operands.
 
     The CPU's are ours. cuDNN's is asked where its results are jax's: nothing that may
     hide a whole row, which it leaves undefined.
     """
     h = query.shape[params["q_axes"][4]]
-    if min(*query.shape, *key.shape) == 0 or h > MOST_FEATURES:
+    if platform is None or min(*query.shape, *key.shape) == 0 or h > MOST_FEATURES:
         return False
     if platform == "cpu":
         return query.dtype.name in DTYPES and _backends.has_kernels("attention")
@@ -77,7 +79,9 @@ def has_kernel(platform: str, query: Any, key: Any, params: dict[str, Any]) -> b
     )
 
 
-def has_backward(platform: str, query: Any, key: Any, params: dict[str, Any]) -> bool:
+def has_backward(
+    platform: str | None, query: Any, key: Any, params: dict[str, Any]
+) -> bool:
     """Likewise for gradients: jax asks cuDNN for those of even lengths alone."""
     lengths = query.shape[params["q_axes"][1]], key.shape[params["k_axes"][1]]
     odd = platform == "cuda" and any(n % 2 for n in lengths)
