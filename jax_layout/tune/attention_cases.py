@@ -48,18 +48,26 @@ def attention(quick: bool) -> Iterator[Case]:
     for dtype, causal, sizes in itertools.product(
         dtypes, (False, True), _HEADS_OF[: 3 if quick else None]
     ):
-        b, t, s, n, k, h = sizes
-        if causal and t == 1:
-            continue
-        f = functools.partial(jl.dot_product_attention, is_causal=causal)
-        q, keys = (b, t, n, h), (b, s, k, h)
-        kind = f"dot_product_attention{', causal' if causal else ''}"
-        yield case_of(kind, f, dtype, q, keys, keys)
-        if t > 1:
-            g = with_gradient(f, 3)
-            yield case_of(
-                f"{kind}, gradient", g, dtype, q, keys, keys, q, together=True
-            )
+        if not causal or sizes[1] > 1:
+            yield from of_heads(dtype, causal, sizes)
+
+
+def of_heads(dtype: str, causal: bool, sizes: Sizes) -> Iterator[Case]:
+    """A call, and of more than one query another with its gradients.
+
+    Args:
+      dtype: of all operands.
+      causal: whether a query sees keys up to its own alone.
+      sizes: batch, queries, keys, heads, heads of keys, features.
+    """
+    b, t, s, n, k, h = sizes
+    f = functools.partial(jl.dot_product_attention, is_causal=causal)
+    q, keys = (b, t, n, h), (b, s, k, h)
+    kind = f"dot_product_attention{', causal' if causal else ''}"
+    yield case_of(kind, f, dtype, q, keys, keys)
+    if t > 1:
+        g = with_gradient(f, 3)
+        yield case_of(f"{kind}, gradient", g, dtype, q, keys, keys, q, together=True)
 
 
 # Batch, rows, new rows, what a row has.

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 import jax_layout as jl
+from jax_layout.tune.attention_cases import of_heads
 from jax_layout.tune.case import Case, Sizes, case_of, with_gradient
 
 # Shape, axes.
@@ -150,18 +151,10 @@ def _products() -> Iterator[Case]:
 def _attention() -> Iterator[Case]:
     """As on a CPU: in one call, and with its gradients, which are chosen for alone."""
     for dtype, every in (("bfloat16", 1), ("float16", 3)):
-        for (b, t, s, n, k, h), causal in itertools.product(
-            _HEADS_OF[::every], (False, True)
-        ):
-            if causal and t != s:
-                continue
-            f = functools.partial(jl.dot_product_attention, is_causal=causal)
-            q, keys = (b, t, n, h), (b, s, k, h)
-            kind = f"attention{', causal' if causal else ''}"
-            yield case_of(kind, f, dtype, q, keys, keys)
-            if t > 1:
-                g, given = with_gradient(f, 3), (q, keys, keys, q)
-                yield case_of(f"{kind}, gradient", g, dtype, *given, together=True)
+        every_size = itertools.product(_HEADS_OF[::every], (False, True))
+        for sizes, causal in every_size:
+            if not causal or sizes[1] == sizes[2]:
+                yield from of_heads(dtype, causal, sizes)
 
 
 def all_cases() -> list[Case]:
