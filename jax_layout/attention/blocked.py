@@ -213,19 +213,9 @@ def _backward_kernel(
     return Kernel(attributes(params) | {"bias_gradient": biased})
 
 
-def _cudnn(
-    query: Array,
-    key: Array,
-    value: Array,
-    *,
-    q_axes: tuple[int, ...],
-    k_axes: tuple[int, ...],
-    scale: float,
-    causal: bool,
-    window: tuple[int, int],
-    has: tuple[bool, ...],
-) -> list[Array]:
+def _cudnn(query: Array, key: Array, value: Array, **params: Any) -> list[Array]:
     """As `_attention`, by cuDNN, which reads two orders where they lie."""
+    q_axes, k_axes = params["q_axes"], params["k_axes"]
     heads_first = k_axes == (0, 2, 1, 3)
     letters, order = ("bkgth", "BNTH") if heads_first else ("btkgh", "BTNH")
     to = [q_axes["btkgh".index(letter)] for letter in letters]
@@ -235,8 +225,8 @@ def _cudnn(
     out, logs = _compat.cudnn_attention(
         split.reshape(merged),
         *(x if heads_first else x.transpose(k_axes) for x in (key, value)),
-        scale=scale,
-        causal=causal,
+        scale=params["scale"],
+        causal=params["causal"],
         order=order,
     )
     b, _, t = logs.shape
