@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "cpu/inline.h"
+
 namespace jax_layout {
 
 // Asks memory for rows a line at a time, in their order, as it and the
@@ -14,7 +16,7 @@ struct Ahead {
   int64_t left = 0, lines = 0;  // in this row; in each
   int64_t jump = 0;             // from behind a row to the next
 
-  __attribute__((always_inline)) void Next() {
+  JAX_LAYOUT_INLINE void Next() {
     __builtin_prefetch(at, 0, 2);
     at += 64;
     if (--left == 0) {

@@ -4,10 +4,8 @@
 #ifndef JAX_LAYOUT_CPU_CLONES_H_
 #define JAX_LAYOUT_CPU_CLONES_H_
 
+#include "cpu/inline.h"
 #include "cpu/isa.h"
-
-// What is compiled for several levels, and all that it calls.
-#define JAX_LAYOUT_INLINE inline __attribute__((always_inline))
 
 namespace jax_layout {
 

@@ -35,7 +35,8 @@ struct FewPairs {
   template <int kRows, class R>
   static void Scores(const float* q, int64_t wide, const BF16* k, const R& rows,
                      int64_t count, int64_t features, float factor,
-                     Ahead<BF16, R>* ahead, int64_t lines, float* scores) {
+                     AheadOfRows<BF16, R>* ahead, int64_t lines,
+                     float* scores) {
     constexpr int kKeysAtOnce = 16 / kRows;
     const int64_t asked = lines * 4 * 32 / features;
     for (int64_t j = 0; j < count; j += kKeysAtOnce) {
@@ -74,7 +75,7 @@ struct FewPairs {
   template <int kRows, class R>
   static void Values(const float* powers, const BF16* v, const R& rows,
                      int64_t count, int64_t features, const float* factors,
-                     Ahead<BF16, R>* ahead, int64_t lines, float* sums,
+                     AheadOfRows<BF16, R>* ahead, int64_t lines, float* sums,
                      int64_t wide) {
     constexpr int kBlocks = kRows == 4 ? 2 : 4;
     const int64_t asked = lines * 32 / features;  // of each block
@@ -91,8 +92,9 @@ struct FewPairs {
   // Of kBlocks of 32 features.
   template <int kRows, int kBlocks, class R>
   static void Sum(const float* powers, const BF16* v, const R& rows,
-                  int64_t count, const float* factors, Ahead<BF16, R>* ahead,
-                  int64_t lines, float* sums, int64_t wide) {
+                  int64_t count, const float* factors,
+                  AheadOfRows<BF16, R>* ahead, int64_t lines, float* sums,
+                  int64_t wide) {
     __m512 sum[kRows][2 * kBlocks];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {

@@ -70,9 +70,9 @@ constexpr int64_t kLine = 1 << 16;
 // L1 has no room for a strip, and no more misses at a time than what is read
 // now needs.
 template <class T, class R>
-class Ahead {
+class AheadOfRows {
  public:
-  Ahead(const T* first, const R& rows, int64_t count, int64_t elements)
+  AheadOfRows(const T* first, const R& rows, int64_t count, int64_t elements)
       : first_(first),
         rows_(rows),
         count_(count),
@@ -121,7 +121,7 @@ JAX_LAYOUT_INLINE void StoreSums(typename V::Reg all, float* scores) {
 // Products of kRows queries with the keys of a strip: kLanes sums at a time.
 template <class V, class T, int kRows, class R>
 void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
-               int64_t count, int64_t features, Ahead<T, R>* ahead,
+               int64_t count, int64_t features, AheadOfRows<T, R>* ahead,
                int64_t lines, float* scores) {
   using Reg = typename V::Reg;
   constexpr int kLanes = V::kLanes, kKeysAtOnce = kLanes / kRows;
@@ -170,7 +170,7 @@ void FewScores(const float* q, int64_t wide, const T* k, const R& rows,
 // Sums of values by the powers of kRows queries, for kVectors of features.
 template <class V, class T, int kRows, int kVectors, class R>
 void FewValues(const float* powers, const T* v, const R& rows, int64_t count,
-               int tail, const float* factors, Ahead<T, R>* ahead,
+               int tail, const float* factors, AheadOfRows<T, R>* ahead,
                int64_t lines, float* sums, int64_t wide) {
   using Reg = typename V::Reg;
   constexpr int kLanes = V::kLanes;
@@ -213,7 +213,7 @@ void FewValues(const float* powers, const T* v, const R& rows, int64_t count,
 template <class V, class T, int kRows, int kVectors, class R>
 void FewValuesFrom(int64_t j, const float* powers, const T* v, const R& rows,
                    int64_t count, int64_t features, const float* factors,
-                   Ahead<T, R>* ahead, int64_t lines, float* sums,
+                   AheadOfRows<T, R>* ahead, int64_t lines, float* sums,
                    int64_t wide) {
   constexpr int kLanes = V::kLanes;
   for (; features - j > (kVectors - 1) * kLanes; j += kVectors * kLanes) {
@@ -269,7 +269,7 @@ struct FewWidened {
   template <int kRows, class R>
   static void Scores(const float* q, int64_t wide, const T* k, const R& rows,
                      int64_t count, int64_t features, float /*factor*/,
-                     Ahead<T, R>* ahead, int64_t lines, float* scores) {
+                     AheadOfRows<T, R>* ahead, int64_t lines, float* scores) {
     FewScores<V, T, kRows>(q, wide, k, rows, count, features, ahead, lines,
                            scores);
   }
@@ -278,7 +278,7 @@ struct FewWidened {
   template <int kRows, class R>
   static void Values(const float* powers, const T* v, const R& rows,
                      int64_t count, int64_t features, const float* factors,
-                     Ahead<T, R>* ahead, int64_t lines, float* sums,
+                     AheadOfRows<T, R>* ahead, int64_t lines, float* sums,
                      int64_t wide) {
     FewValuesFrom<V, T, kRows, kFewVectors<V, kRows>>(
         0, powers, v, rows, count, features, factors, ahead, lines, sums, wide);
@@ -349,8 +349,8 @@ void FewOf(const AttentionFewTask& task) {
   const int64_t elements = (task.heads - 1) * p.k.head + features;
   const auto sum = [&](int64_t k0, int64_t count, const auto& now, int64_t next,
                        const auto& then) {
-    Ahead values(v, now, count, elements);
-    Ahead keys(k, then, next, elements);
+    AheadOfRows values(v, now, count, elements);
+    AheadOfRows keys(k, then, next, elements);
     const int64_t lines = values.lines_of_row() * kLine / passes * 17 / 16;
     for (int64_t i = 0; i < task.heads; ++i) {
       const float* q = task.memory + i * head_floats;

@@ -97,7 +97,7 @@ JAX_LAYOUT_INLINE void Sum(const Block& block, const typename T::Stored* data,
   alignas(64) typename T::Sum sum[kWidth];
   std::fill_n(sum, block.width(), 0);
   ForEachRows(block, [&](int64_t offset, int64_t rows, int64_t width,
-                         int64_t pitch) __attribute__((always_inline)) {
+                         int64_t pitch) JAX_LAYOUT_LAMBDA {
     const typename T::Stored* x = data + offset;
     int64_t i = 0;
     for (; i + 4 <= rows; i += 4, x += 4 * pitch) {
@@ -124,11 +124,11 @@ JAX_LAYOUT_INLINE void Squares(const Block& block,
   std::fill_n(sum, block.width(), 0);
   std::fill_n(square, block.width(), 0);
   ForEachRows(block, [&](int64_t offset, int64_t rows, int64_t width,
-                         int64_t pitch) __attribute__((always_inline)) {
+                         int64_t pitch) JAX_LAYOUT_LAMBDA {
     const typename T::Stored* x = data + offset;
     int64_t i = 0;
     for (; i + 4 <= rows; i += 4, x += 4 * pitch) {
-      const auto add = [&](int64_t j) __attribute__((always_inline)) {
+      const auto add = [&](int64_t j) JAX_LAYOUT_LAMBDA {
         const auto a = T::Load(x[j]) - center[j];
         const auto b = T::Load(x[j + pitch]) - center[j];
         const auto c = T::Load(x[j + 2 * pitch]) - center[j];
@@ -162,11 +162,11 @@ JAX_LAYOUT_INLINE void Products(const Block& block,
   std::fill_n(sum, block.width(), 0);
   std::fill_n(product, block.width(), 0);
   ForEachRows(block, [&](int64_t offset, int64_t rows, int64_t width,
-                         int64_t pitch) __attribute__((always_inline)) {
+                         int64_t pitch) JAX_LAYOUT_LAMBDA {
     const typename T::Stored *ct = left + offset, *x = right + offset;
     int64_t i = 0;
     for (; i + 2 <= rows; i += 2, ct += 2 * pitch, x += 2 * pitch) {
-      const auto add = [&](int64_t j) __attribute__((always_inline)) {
+      const auto add = [&](int64_t j) JAX_LAYOUT_LAMBDA {
         const auto a = T::Load(ct[j]), b = T::Load(ct[j + pitch]);
         sum[j] += a + b;
         product[j] += a * (T::Load(x[j]) - center[j]) +
@@ -262,8 +262,7 @@ JAX_LAYOUT_INLINE void MomentsOf(const MomentsProblem& p, const Part& part,
   Pair here[kWidth];
   int64_t before = 0;
   ForEachBlock(
-      p, part,
-      [&](const Block& block, int64_t rows) __attribute__((always_inline)) {
+      p, part, [&](const Block& block, int64_t rows) JAX_LAYOUT_LAMBDA {
         if (before == 0) {
           const int64_t few = CeilDiv(kHead, part.columns);
           const Run run = {
@@ -314,23 +313,21 @@ JAX_LAYOUT_INLINE void SumsOf(const MomentsProblem& p, const Part& part,
                   part.column,
               part.columns, center);
   std::fill_n(out, part.columns, Pair{0, 0});
-  ForEachBlock(p, part,
-               [&](const Block& block, int64_t) __attribute__((always_inline)) {
-                 if (p.l == 1 && kSumsRuns<T>) {
-                   if constexpr (kSumsRuns<T>) {
-                     SumRuns<T, kBytes>(block.runs, block.count,
-                                        CenteredProducts<T>(ct, x, *center),
-                                        sums, products);
-                   }
-                 } else {
-                   Repeat(block, center);
-                   Products<T>(block, ct, x, center, sums, products);
-                 }
-                 for (int64_t j = 0; j < part.columns; ++j) {
-                   out[j].first += sums[j];
-                   out[j].second += products[j];
-                 }
-               });
+  ForEachBlock(p, part, [&](const Block& block, int64_t) JAX_LAYOUT_LAMBDA {
+    if (p.l == 1 && kSumsRuns<T>) {
+      if constexpr (kSumsRuns<T>) {
+        SumRuns<T, kBytes>(block.runs, block.count,
+                           CenteredProducts<T>(ct, x, *center), sums, products);
+      }
+    } else {
+      Repeat(block, center);
+      Products<T>(block, ct, x, center, sums, products);
+    }
+    for (int64_t j = 0; j < part.columns; ++j) {
+      out[j].first += sums[j];
+      out[j].second += products[j];
+    }
+  });
 }
 
 // mean[i] and variance[i] of the rows i of [begin, end), which have n elements
@@ -486,8 +483,8 @@ bool AreRows(const MomentsProblem& p) {
 template <typename Fn>
 Status ForEachRowsPart(const MomentsProblem& p, const Executor& executor,
                        const Fn& fn) {
-  const int64_t tasks = std::min(TasksOf(p.b * p.r * p.s, executor), p.b);
-  executor.ParallelForParts(p.b, CeilDiv(p.b, std::max<int64_t>(tasks, 1)), fn);
+  executor.ParallelForParts(
+      p.b, CeilDiv(p.b, TasksOf(p.b * p.r * p.s, executor)), fn);
   return Status::Ok();
 }
 

@@ -86,14 +86,14 @@ JAX_LAYOUT_INLINE void SumRuns(const Run* runs, int64_t count, const Add& add,
   Reg a[kRegs] = {}, b[kRegs] = {};
   Sum rest_a = 0, rest_b = 0;
   *first = *second = 0;
-  const auto total = [&]() __attribute__((always_inline)) {
+  const auto total = [&]() JAX_LAYOUT_LAMBDA {
     const Reg all_a = (a[0] + a[1]) + (a[2] + a[3]);
     const Reg all_b = (b[0] + b[1]) + (b[2] + b[3]);
     *first += SumOf<Sum, kBytes>(all_a);
     *second += SumOf<Sum, kBytes>(all_b);
     for (int r = 0; r < kRegs; ++r) a[r] = b[r] = Reg{};
   };
-  const auto add_many = [&](int64_t i, int r) __attribute__((always_inline)) {
+  const auto add_many = [&](int64_t i, int r) JAX_LAYOUT_LAMBDA {
     add(Many<T, kBytes, 0>(), i, a + r, b + r);
     if constexpr (kParts == 2)
       add(Many<T, kBytes, 1>(), i, a + r + 1, b + r + 1);
@@ -127,7 +127,7 @@ JAX_LAYOUT_INLINE void SumRuns(const Run* runs, int64_t count, const Add& add,
 template <typename T>
 JAX_LAYOUT_INLINE auto Elements(const typename T::Stored* x) {
   return [x]<class E>(E, int64_t i, typename E::Reg* sum, typename E::Reg*)
-             __attribute__((always_inline)) {
+             JAX_LAYOUT_LAMBDA {
                typename E::Reg element;
                E::Load(x + i, &element);
                *sum += element;
@@ -139,14 +139,13 @@ template <typename T>
 JAX_LAYOUT_INLINE auto Deviations(const typename T::Stored* x,
                                   typename T::Sum center) {
   return [x, center]<class E>(E, int64_t i, typename E::Reg* sum,
-                              typename E::Reg* square)
-             __attribute__((always_inline)) {
-               typename E::Reg d;
-               E::Load(x + i, &d);
-               d -= center;
-               *sum += d;
-               *square += d * d;
-             };
+                              typename E::Reg* square) JAX_LAYOUT_LAMBDA {
+    typename E::Reg d;
+    E::Load(x + i, &d);
+    d -= center;
+    *sum += d;
+    *square += d * d;
+  };
 }
 
 // Adds ct[i], and ct[i] * (x[i] - center).
@@ -155,14 +154,13 @@ JAX_LAYOUT_INLINE auto CenteredProducts(const typename T::Stored* ct,
                                         const typename T::Stored* x,
                                         typename T::Sum center) {
   return [ct, x, center]<class E>(E, int64_t i, typename E::Reg* sum,
-                                  typename E::Reg* product)
-             __attribute__((always_inline)) {
-               typename E::Reg c, d;
-               E::Load(ct + i, &c);
-               E::Load(x + i, &d);
-               *sum += c;
-               *product += c * (d - center);
-             };
+                                  typename E::Reg* product) JAX_LAYOUT_LAMBDA {
+    typename E::Reg c, d;
+    E::Load(ct + i, &c);
+    E::Load(x + i, &d);
+    *sum += c;
+    *product += c * (d - center);
+  };
 }
 
 }  // namespace jax_layout

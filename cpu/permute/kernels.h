@@ -19,13 +19,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cpu/inline.h"
 #include "cpu/permute/block.h"
 
 namespace jax_layout {
 namespace {
-
-#define JAX_LAYOUT_LAMBDA __attribute__((always_inline))
-#define JAX_LAYOUT_INLINE inline JAX_LAYOUT_LAMBDA
 
 template <int N>
 struct Count {

@@ -106,12 +106,10 @@ template <typename Op, typename From, typename To>
 JAX_LAYOUT_INLINE void Reduce(const typename From::Stored* const* rows,
                               int64_t count, int64_t n, const Repeat& repeat,
                               typename To::Stored* y) {
-  const auto some =
-      [&]<size_t k>(std::integral_constant<size_t, k>)
-          __attribute__((always_inline)) {
-            ReduceRows<Op, From, To>(rows, std::make_index_sequence<k>(), n,
-                                     repeat, y);
-          };
+  const auto some = [&]<size_t k>(
+                        std::integral_constant<size_t, k>) JAX_LAYOUT_LAMBDA {
+    ReduceRows<Op, From, To>(rows, std::make_index_sequence<k>(), n, repeat, y);
+  };
   switch (count) {  // those of windows of 2, 3, 2 x 2, 2 x 2 x 2 and 3 x 3
     case 2:
       return some(std::integral_constant<size_t, 2>());

@@ -18,13 +18,14 @@
 //   Sum, Largest           of the lanes
 //   Transpose              kLanes vectors, as the rows of a matrix
 //   SumOfEach              of kLanes vectors, each in its lane
-#ifndef JAX_LAYOUT_CPU_GEMM_EPILOGUE_H_
-#define JAX_LAYOUT_CPU_GEMM_EPILOGUE_H_
+#ifndef JAX_LAYOUT_CPU_VECTORS_EPILOGUE_H_
+#define JAX_LAYOUT_CPU_VECTORS_EPILOGUE_H_
 
 #include <cstdint>
 
 #include "core/activation.h"
 #include "core/dtype.h"
+#include "cpu/inline.h"
 
 namespace jax_layout {
 
@@ -41,8 +42,6 @@ struct GemmEpilogue {
 };
 
 namespace {
-
-#define JAX_LAYOUT_INLINE inline __attribute__((always_inline))
 
 struct BF16 {
   uint16_t bits;
@@ -146,4 +145,4 @@ JAX_LAYOUT_INLINE void WithActivation(const GemmEpilogue& e, const Body& body) {
 }  // namespace
 }  // namespace jax_layout
 
-#endif  // JAX_LAYOUT_CPU_GEMM_EPILOGUE_H_
+#endif  // JAX_LAYOUT_CPU_VECTORS_EPILOGUE_H_

@@ -22,7 +22,7 @@ void LastColumns(const DepthwiseTile& b, const T* x, int64_t x_step,
                  int64_t y_step) {
   using Reg = typename V::Reg;
   const R* bias = reinterpret_cast<const R*>(b.bias);
-  auto block = [&](int64_t c, int lanes) __attribute__((always_inline)) {
+  auto block = [&](int64_t c, int lanes) JAX_LAYOUT_LAMBDA {
     Reg sum[kCount];
     const Reg first = bias != nullptr ? V::Load(bias + c, lanes) : V::Zero();
 #pragma GCC unroll 8
@@ -157,7 +157,7 @@ void LastWeightsRun(const DepthwiseTile& b, const DepthwiseRun& row_run,
   };
   auto some = [&](const Tap* taps, int count) {
     WithCount<kTaps>(count, [&]<int kCount>() {
-      auto block = [&](int64_t c, int lanes) __attribute__((always_inline)) {
+      auto block = [&](int64_t c, int lanes) JAX_LAYOUT_LAMBDA {
         Correlate<V, T, T, kCount>(
             taps, x + c, rows.step * b.in_row, cols.step * b.in_col, y + c,
             b.out_row, b.out_col, num_rows, num_cols, lanes, b.sums + c);

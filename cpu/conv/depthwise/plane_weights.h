@@ -35,9 +35,8 @@ void CorrelateColumns(const DepthwiseTile& b, int64_t col, int64_t k, int64_t l,
     columns[i] = {at + i * cols.spacing, cols.size, lanes};
   }
   // kRows rows of y and the taps' rows of x, `spacing` apart.
-  auto block = [&]<int kRows, int kRowStep>(
-                   int64_t row,
-                   int64_t spacing) __attribute__((always_inline)) {
+  auto block = [&]<int kRows, int kRowStep>(int64_t row,
+                                            int64_t spacing) JAX_LAYOUT_LAMBDA {
     const int64_t first = rows.offset + row * rows.step + k * rows.spacing;
     const float* p = x + first * b.in_row + at;
     Reg v[kRows];

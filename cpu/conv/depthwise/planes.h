@@ -218,7 +218,7 @@ JAX_LAYOUT_INLINE void PlaneRows(const DepthwiseTile& b,
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) sum[r] = V::Set(bias);
     auto tap = [&](int64_t l, const float* p,
-                   const auto& columns) __attribute__((always_inline)) {
+                   const auto& columns) JAX_LAYOUT_LAMBDA {
       const float* f = w + l * w_col;
       if constexpr (kHeight > 0) {
         Reg factor[kHeight];
@@ -311,7 +311,7 @@ void PlaneResults(const DepthwiseTile& b, const DepthwiseAxis& rows,
         const DepthwiseAxis& cols = b.cols[i];
         const Source source(b, rows, cols, x, row);
         auto put = [&](int r, int64_t col, typename V::Reg z,
-                       int lanes) __attribute__((always_inline)) {
+                       int lanes) JAX_LAYOUT_LAMBDA {
           if (merge) {
             V::Store(merged + (i * kPlaneRows + r) * pitch + col, z);
           } else {

@@ -43,9 +43,8 @@ template <class V, class T>
 void Filters(const WinogradFilters& steps, const void* w, int64_t channels,
              float* u, int64_t plane) {
   using Reg = typename V::Reg;
-  auto load = [&](const T* p) __attribute__((always_inline)) {
-    return LoadEvery<V>(p, steps.out);
-  };
+  auto load = [&](const T* p)
+                  JAX_LAYOUT_LAMBDA { return LoadEvery<V>(p, steps.out); };
   const Reg half = V::Set(0.5f);
   for (int64_t c = 0; c < channels; ++c) {
     for (int v = 0; v < kVectors; ++v) {
