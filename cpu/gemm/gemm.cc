@@ -37,6 +37,7 @@ constexpr GemmMethod kMethods[] = {
     {"matrix-vector", MatvecSupports, ChooseAtOnce<GemmMatvec>},
     {"AMX", AmxSupports, ChooseAtOnce<GemmAmx>},
     {"skinny", SkinnySupports, ChooseAtOnce<GemmSkinny>},
+    {"unpacked", UnpackedSupports, ChooseAtOnce<GemmSkinny>},
     {"blocked", BlockedSupports, ChooseAtOnce<GemmBlocked>},
     {"oneDNN", OnednnSupports, ChooseOnednn},
     {"OpenBLAS", OpenblasSupports, ChooseOpenblas},

@@ -10,6 +10,7 @@ namespace {
 Random random;
 
 constexpr ProductMethod kSkinny = {SkinnySupports, GemmSkinny};
+constexpr ProductMethod kUnpacked = {UnpackedSupports, GemmSkinny};
 
 }  // namespace
 
@@ -25,6 +26,10 @@ void CheckSkinny() {
       c.result = type == DType::kS8             ? DType::kS32
                  : c.b == "kn" && random.Flip() ? DType::kF32
                                                 : type;
+      if (c.b == "kn" && type != DType::kS8) {
+        c.sizes = {{'m', 70}, {'k', 37}, {'n', 131}};
+        CheckProduct(kUnpacked, c, &random);
+      }
       for (int64_t m : {2, 3, 5, 8, 13, 33, 64}) {
         for (int64_t k : {1, 2, 3, 8, 31, 97, 600}) {
           for (int64_t n : {1, 3, 8, 33, 131}) {

@@ -518,6 +518,11 @@ def test_few_rows(skinny, operands, result, ta, tb):
             if i < 2:
                 skinny(m=n, n=m, k=k, pad=pad, **case)
     skinny(m=1300, n=20, k=1100, threads=3, **case)
+    for few in (65, 129, 256) if operands is not S8 else ():
+        if not tb:  # the matrix is contiguous along its columns
+            skinny(m=few, n=600, k=300, pad=(1, 2, 0), threads=2, **case)
+        if ta:
+            skinny(m=600, n=few, k=300, pad=(2, 1, 3), threads=2, **case)
     if operands is S8:
         skinny(m=5, n=101, k=70, alpha=3.0, beta=-2.0, bias=True, **case)
 

@@ -30,11 +30,13 @@
 
 namespace jax_layout {
 
+// Rows of x, where the matrix is contiguous along k, and along its columns.
 constexpr int64_t kSkinnyRows = 64;
-// Lanes along k of a block. Where the matrix is contiguous along its columns, a
-// strip of as many rows is in L1, and the next in L2; where it is along k, the
-// rows of x are in L1.
-constexpr int64_t kSkinnySteps = 64;
+constexpr int64_t kSkinnyRowsAcross = 256;
+// Lanes along k of a block at most. Where the matrix is contiguous along its
+// columns, a strip of as many rows is in L1, and the next in L2; where it is
+// along k, the rows of x are in L1.
+constexpr int64_t kSkinnySteps = 128;
 constexpr int64_t kSkinnyLong = 512;
 // Columns come in strips of at most this.
 constexpr int64_t kSkinnyStrip = 32;
@@ -48,6 +50,7 @@ struct SkinnyBlock {
   int64_t ld;
   bool along;  // k is contiguous, else the columns are
   int64_t rows, count, k;
+  int64_t steps;  // lanes along k of a block, where the columns are contiguous
   char* sums;     // rows x RoundUp(count, kSkinnyStrip), 4 bytes each, aligned
   char* scratch;  // kSkinnyScratch bytes, aligned
 };
@@ -62,6 +65,7 @@ constexpr int64_t kSkinnyLd = kSkinnyLong + 16;
 constexpr int64_t kSkinnyXBytes = 4 * kSkinnyRows * kSkinnyLd;
 constexpr int64_t kSkinnyScratch = kSkinnyXBytes + 4 * kSkinnyPanel * kSkinnyLd;
 static_assert(kSkinnyPanel * kSkinnyLd >= kSkinnySteps * kSkinnyStrip);
+static_assert(kSkinnyRows * kSkinnyLd >= kSkinnyRowsAcross * kSkinnySteps);
 
 using SkinnyFunction = void(const SkinnyBlock&);
 #ifdef __x86_64__
@@ -286,11 +290,7 @@ void MultiplyAcross(const SkinnyBlock& b) {
   constexpr int64_t kDepth = A::kDepth;
   constexpr int64_t kMost = kAcrossRows<A>;
   constexpr int64_t kLd = kSkinnySteps * kDepth;  // of x
-  // The less work there is for it, the less of the matrix is asked for at once.
-  const int64_t most = b.rows <= 4       ? kSkinnySteps / 8
-                       : b.rows <= kMost ? kSkinnySteps / 2
-                                         : kSkinnySteps;
-  const int64_t block_k = most * kDepth;
+  const int64_t block_k = b.steps * kDepth;
   constexpr int64_t kStrip = kSkinnyVectors<A> * A::kLanes;
   static_assert(kStrip <= kSkinnyStrip);
   const T* matrix = reinterpret_cast<const T*>(b.matrix);

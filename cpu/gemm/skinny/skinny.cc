@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 
 #include "core/arithmetic.h"
 #include "cpu/gemm/finish.h"
@@ -21,16 +22,23 @@ static_assert(kLeastColumns % kSkinnyStrip == 0 &&
 // Multiply-adds and bytes of the matrix that are worth a task.
 constexpr int64_t kTaskWork = 512 << 10;
 
-// Tasks that columns are cut into, and columns of a task at most. Along k each
-// column is one piece of memory; across, the more columns the longer the pieces
-// of rows that are read, and so the fewer the pages.
+// Tasks that columns are cut into, columns of a task at most, which are whole
+// strips or panels, and lanes along k of a block.
 struct Cut {
-  int64_t tasks_per_thread, columns;
+  int64_t tasks_per_thread, columns, whole, steps;
 };
 
+// Along k each column is one piece of memory. Across, a block and the next are
+// in L2 together: the fewer the rows, the more it is memory that counts, which
+// likes a page at a time; the more, the longer sums stay in registers.
 Cut CutOf(const SkinnyBlock& b) {
-  if (b.along) return {4, 576};
-  return {b.rows <= 8 ? 1 : 2, 4128};
+  if (b.along) return {4, 576, kSkinnyPanel, 0};
+  const int64_t size = ItemSize(b.operands);
+  if (b.rows <= 8) {
+    return {1, 4096 / size, kSkinnyStrip, b.rows <= 4 && size == 4 ? 8 : 32};
+  }
+  if (b.rows <= 32) return {2, 512, kSkinnyStrip, 64};
+  return {2, 256, kSkinnyStrip, kSkinnySteps};
 }
 
 const Kernels<SkinnyFunction*> kKernels("skinny",
@@ -53,18 +61,44 @@ void Transpose(const uint32_t* x, int64_t ld, int64_t rows, int64_t cols,
   }
 }
 
-}  // namespace
+// Whether it is the rows of x that are few, and not its columns; none if
+// neither.
+std::optional<bool> FewRows(const GemmProblem& problem) {
+  const GemmPlan& plan = problem.plan;
+  const auto most = [&](bool along) {
+    return along || problem.operands == DType::kS8 ? kSkinnyRows
+                                                   : kSkinnyRowsAcross;
+  };
+  const bool rows = plan.m <= most(plan.b.transposed);
+  const bool columns = plan.n <= most(!plan.a.transposed);
+  if (!rows && !columns) return std::nullopt;
+  return rows && (plan.m <= plan.n || !columns);
+}
 
-bool SkinnySupports(const GemmProblem& problem) {
+bool Supports(const GemmProblem& problem) {
   const DType in = problem.operands;
   const DType out = problem.result;
   const bool floats =
       (in == DType::kF32 || in == DType::kBF16 || in == DType::kF16) &&
       (out == in || out == DType::kF32);
-  return std::min(problem.plan.m, problem.plan.n) <= kSkinnyRows &&
+  return FewRows(problem).has_value() &&
          (floats || (in == DType::kS8 && out == DType::kS32)) &&
          problem.alpha.imag() == 0 && problem.beta.imag() == 0 &&
          !problem.sums && kKernels.At() != nullptr;
+}
+
+bool IsSkinny(const GemmProblem& problem) {
+  return std::min(problem.plan.m, problem.plan.n) <= kSkinnyRows;
+}
+
+}  // namespace
+
+bool SkinnySupports(const GemmProblem& problem) {
+  return IsSkinny(problem) && Supports(problem);
+}
+
+bool UnpackedSupports(const GemmProblem& problem) {
+  return !IsSkinny(problem) && Supports(problem);
 }
 
 Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
@@ -81,8 +115,7 @@ Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
   if (plan.m == 0 || plan.n == 0 || steps == 0) return Status::Ok();
 
   // y^T = b^T a^T if the columns are few.
-  const bool few_rows =
-      plan.m <= kSkinnyRows && (plan.m <= plan.n || plan.n > kSkinnyRows);
+  const bool few_rows = FewRows(problem).value_or(true);
   const GemmMatrix& few = few_rows ? plan.a : plan.b;
   const GemmMatrix& matrix = few_rows ? plan.b : plan.a;
   const int64_t in = ItemSize(problem.operands);
@@ -100,11 +133,13 @@ Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
   all.x_k = contiguous ? 1 : few.ld;
 
   const Cut cut = CutOf(all);
-  const int64_t tasks =
-      CeilDiv(executor.num_threads() * cut.tasks_per_thread, steps);
+  all.steps = cut.steps;
+  const int64_t threads = executor.num_threads();
+  const int64_t tasks = std::max(CeilDiv(threads * cut.tasks_per_thread, steps),
+                                 CeilDiv(columns, cut.columns));
+  const int64_t even = steps == 1 ? RoundUp(tasks, threads) : tasks;
   const int64_t block =
-      std::clamp(RoundUp(CeilDiv(columns, tasks), kLeastColumns), kLeastColumns,
-                 cut.columns);
+      std::max(RoundUp(CeilDiv(columns, even), cut.whole), kLeastColumns);
   const int64_t blocks = CeilDiv(columns, block);
   const int64_t sums_bytes = 4 * all.rows * RoundUp(block, kSkinnyStrip);
   const int64_t bytes = kSkinnyScratch + 2 * sums_bytes;

@@ -17,6 +17,11 @@ namespace jax_layout {
 // int32.
 bool SkinnySupports(const GemmProblem& problem);
 
+// Whether m or n is larger than that, but at most 256, and the other operand
+// contiguous along it, where it need not be packed. Not int8. A method of its
+// own: it has others beside it than few rows have.
+bool UnpackedSupports(const GemmProblem& problem);
+
 Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
                   const Executor& executor);
 

@@ -92,7 +92,7 @@ int Gemm(int method, const Problem* p, int num_threads, const void* a,
   }
   const Isa isa = LevelOf(method);
   if (method >= kSkinnyAvx512Bf16) {
-    if (!SkinnySupports(problem)) return 2;
+    if (!SkinnySupports(problem) && !UnpackedSupports(problem)) return 2;
     return GemmSkinny(problem, buffers, threads, isa).ok() ? 0 : 1;
   }
   if (method >= kBlockedAvx512Bf16) {
