@@ -36,6 +36,7 @@ _SIZES = [
     *((m, 64, 64) for m in (1, 16, 256, 2048)),
     *((2048, n, 1024) for n in (1, 4, 16, 64)),
     *((1024, 1024, k) for k in (1, 4, 16, 64)),
+    *((m, n, k) for m in (128, 197) for n, k in ((768, 768), (3072, 768), (768, 3072))),
 ]
 _QUICK_SIZES = [
     *((m, n, k) for m in (1, 8, 32, 256) for n, k in _WEIGHTS[1:4]),
@@ -271,6 +272,7 @@ _CONVOLUTIONS: list[tuple[Sizes, int, Sizes, int]] = [
     ((1, 28, 28, 128), 512, (1, 1), 1),
     ((1, 7, 7, 1024), 2048, (1, 1), 2),
     ((1, 32, 32, 32, 1), 32, (3, 3, 3), 1),
+    ((4, 2048, 256), 256, (9,), 1),
 ]
 # Of the operands and of the result, channels last or not, every which of them.
 _TYPES = [
