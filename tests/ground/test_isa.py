@@ -83,7 +83,7 @@ def conv(x, w, groups=1, padding="SAME", **options):
     return jax.lax.conv_general_dilated(x, w, (1, 1), padding, precision="highest",
         feature_group_count=groups, **options)
 
-a, b, bias = array(128, 96), array(96, 160), array(160)
+a, b, bias = array(300, 96), array(96, 330), array(330)
 f64 = np.asarray(array(200, 200), np.float64)
 i8 = jnp.asarray(rng.integers(-128, 128, (128, 128)), jnp.int8)
 x3, image, wide = array(40, 30, 50), array(2, 32, 28, 28), array(2, 32, 28, 28)
