@@ -31,6 +31,7 @@ from jax_layout import _backends, _compat, choices, producers
 from jax_layout.plain import jnp, lax
 
 _PLATFORMS = ("cpu", "cuda")
+_GPUS = ("cuda", "rocm")
 _NO_MESH = jax.sharding.AbstractMesh((), ())
 
 _compat.mark_loops()  # for Kernel.ours_in_loops
@@ -117,6 +118,8 @@ class Op:
         run the `lax` function. Left out, it can be any.
       layouts: whether kernels declare layouts or choose by them. They then read
         arrays through transposes, and must not read the shape of a buffer.
+      lax_on_gpu: `lax` in the form that XLA compiles best for GPUs, where that is
+        another.
     """
 
     name: str
@@ -131,6 +134,7 @@ class Op:
     platforms: Sequence[str] = ("cpu", "cuda")
     dtypes: Sequence[str] | None = None
     layouts: bool = False
+    lax_on_gpu: Callable[..., Any] | None = None
 
 
 _RULES = ("kernel", "jvp", "transpose", "batch", "sharding", "in_parts")
@@ -199,9 +203,13 @@ def define(op: Op, handlers: Mapping[str, Any] | None = None) -> Callable[..., A
     primitive.def_impl(functools.partial(_compat.apply_primitive, primitive))
     primitive.def_abstract_eval(functools.partial(_abstract_eval, op))
 
-    fallback = mlir.lower_fun(op.lax, multiple_results=op.multiple_results)
-    mlir.register_lowering(primitive, fallback)
+    lowers = functools.partial(mlir.lower_fun, multiple_results=op.multiple_results)
+    mlir.register_lowering(primitive, lowers(op.lax))
+    on_gpu = lowers(op.lax_on_gpu or op.lax)
+    for platform in _GPUS if op.lax_on_gpu else ():
+        mlir.register_lowering(primitive, on_gpu, platform=platform)
     for platform in op.platforms if op.kernel is not None else ():
+        fallback = on_gpu if platform in _GPUS else lowers(op.lax)
         ours = handlers is None and _backends.available(platform)
         if ours or platform in (handlers or {}):
             rule = functools.partial(_lower, op, apply, fallback, platform)

@@ -315,7 +315,10 @@ def _lax(
     precision: Any,
     preferred_element_type: np.dtype,
     out_sharding: Any,
+    on_gpu: bool = False,
 ) -> Array:
+    """With what is scaled or added to in float32 for 16 bits; on a GPU as XLA fuses it,
+    which then rounds once too, where of a float32 product it would write all of it."""
     dtype = preferred_element_type
     x, w, y = terms(spec)
     batch = [label for label in y if label in x and label in w]
@@ -324,7 +327,8 @@ def _lax(
     summed = [label for label in x if label in w and label not in y]
     order = batch + [i for i in x + w if i in y and i not in batch]
     plain = not c and alpha == 1
-    summed_in = dtype if plain else accumulator(dtype)
+    fused = on_gpu and dtype.itemsize == 2
+    summed_in = dtype if plain or fused else accumulator(dtype)
     sums, batches = [([*map(x.index, i)], [*map(w.index, i)]) for i in (summed, batch)]
     dot = functools.partial(
         lax.dot_general,
@@ -563,6 +567,7 @@ gemm_p = define(
     Op(
         name="gemm",
         lax=_lax,
+        lax_on_gpu=functools.partial(_lax, on_gpu=True),
         kernel=_kernel,
         jvp=_jvp,
         transpose=_transpose,

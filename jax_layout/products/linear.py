@@ -227,8 +227,11 @@ def _lax(
     activation: str | None,
     aux: bool,
     dtype: np.dtype,
+    on_gpu: bool = False,
     **params: Any,
 ) -> list[Array]:
+    """With the bias added in float32 for 16 bits; on a GPU as XLA fuses it, which then
+    rounds once too, where of a float32 product it would write all of it."""
     if b.dtype != a.dtype or any(v.dtype != dtype for v in bias):
         bias = tuple(v.astype(dtype) for v in bias)
         return linear_p(
@@ -237,7 +240,8 @@ def _lax(
         )  # fmt: skip
     if not bias and activation is None and not aux:
         return [contract(a, b, dtype=dtype, **params)]
-    product = contract(a, b, dtype=accumulator(dtype), **params)
+    summed_in = dtype if on_gpu and dtype.itemsize == 2 else accumulator(dtype)
+    product = contract(a, b, dtype=summed_in, **params)
     return _epilogue(product, *bias, activation=activation, aux=aux, dtype=dtype)
 
 
@@ -246,7 +250,8 @@ def _epilogue(
 ) -> list[Array]:
     for v in bias:
         z = z + v.astype(z.dtype)
-    y = activate(z, activation).astype(dtype)
+    exact = activation == "relu"  # in any dtype
+    y = activate(z if exact else z.astype(accumulator(dtype)), activation).astype(dtype)
     return [y, z.astype(dtype)] if aux else [y]
 
 
@@ -350,6 +355,7 @@ linear_p = define(
     Op(
         name="linear",
         lax=_lax,
+        lax_on_gpu=functools.partial(_lax, on_gpu=True),
         kernel=_kernel,
         jvp=_jvp,
         batch=_batch,

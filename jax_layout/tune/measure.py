@@ -41,7 +41,8 @@ _STEPS = 4, 64
 # A program below this is slower than plain jax by more than a few rounds are off.
 _LOSES = 0.95
 # Of a GPU's programs: how often each calls, and of how many cases they are compiled
-# at a time.
+# before one is timed. Not several at once: XLA times its kernels on the GPU meanwhile,
+# and takes a slow one where another program's ran between.
 _CALLS = 16
 _AT_ONCE = 8
 # Sets of operands to take turns with: a weight that is used once per step of a
@@ -163,7 +164,7 @@ def measure(
             found.left = len(batch) + sum(1 for _ in rest)
             break
         trials = []
-        with ThreadPoolExecutor() as pool:
+        with _compilers(platform) as pool:
             for case in batch:
                 on_case(case)
                 with found.failing(case), _precision(case):
@@ -180,11 +181,15 @@ def measure_case(
     case: Case, timing: Timing, platform: str = "cpu"
 ) -> tuple[Points, list[str]]:
     """The points of a case, and what is wrong with the results of its methods."""
-    with ThreadPoolExecutor() as pool:
+    with _compilers(platform) as pool:
         trial = _trial(case, platform, pool)
     found = trial.measured(timing)
     found.settle()
     return found.points, found.failures
+
+
+def _compilers(platform: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(None if platform == "cpu" else 1)
 
 
 def _precision(case: Case) -> contextlib.AbstractContextManager[Any]:

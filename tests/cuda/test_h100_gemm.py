@@ -11,7 +11,8 @@ import pytest
 import jax_layout as jl
 from h100 import compiled, moved, products
 from hlo import collectives, count, kernels
-from jax_layout.choices import Work
+from jax_layout.choices import Work, forced
+from jax_layout.explain.hlo import parse
 from jax_layout.tune.table import text
 
 BFLOAT16 = {
@@ -169,6 +170,35 @@ def plain_linear(activation):
         return getattr(jax.nn, activation)(x @ w.T + b)
 
     return compiled(functools.partial(step, plain), *LINEAR)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_a_layer_of_xlas_is_no_more_than_plain_jax(activation):
+    """XLA rounds a product that it adds to where it makes it, and once."""
+    f = functools.partial(jl.linear, activation=activation)
+    with forced("lax"):
+        ours = compiled(functools.partial(step, f), *LINEAR)
+    assert kernels(ours) == 0 and writes(ours) <= writes(plain_linear(activation))
+
+
+def test_an_added_product_of_xlas_is_no_more_than_plain_jax():
+    shapes = (2048, 1024), (1024, 4096), (2048, 4096)
+    with forced("lax"):
+        ours = compiled(functools.partial(jl.gemm, beta=2), *shapes)
+    plain = compiled(lambda a, b, c: a @ b + 2 * c, *shapes)
+    assert kernels(ours) == 0 and writes(ours) <= writes(plain)
+
+
+def writes(hlo):
+    """Bytes of what the instructions of a program write, workspaces apart."""
+    module = parse(hlo)
+    return sum(
+        shape.bytes
+        for i in module.computations[module.entry]
+        if i.opcode in ("fusion", "custom-call", "copy", "transpose")
+        for shape in i.shapes
+        if shape.dtype != "s8"
+    )
 
 
 def test_a_donated_addend_is_accumulated_into():
