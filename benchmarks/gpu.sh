@@ -183,7 +183,7 @@ choices() {
   # A table is written when all of it is measured: in three parts, so that time that is
   # up does not take all.
   local kind words
-  for kind in "permute select" "linear scores weighted heads batch other product added" \
+  for kind in "permute select" "linear scores weighted heads batch other NN NT TN added" \
     attention; do
     read -ra words <<< "$kind"
     step 300 "choices of $kind" "${choose[@]}" --only "${words[@]}" "${more[@]}"
