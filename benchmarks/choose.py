@@ -33,6 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--device", choices=["cpu", "gpu"], default="cpu")
     add("--seconds", type=float, help="of each program of a case")
     add(
+        "--total",
+        type=float,
+        metavar="SECONDS",
+        help="begin no case after these: the table has those before",
+    )
+    add(
         "--again",
         action="store_true",
         help="of points that the table has, the lesser ratio of both runs stays",
@@ -51,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     timing = ON_GPU if gpu else QUICK if options.quick else Timing()
     if options.seconds:
         timing = dataclasses.replace(timing, seconds=options.seconds)
+    if options.total:
+        timing = dataclasses.replace(timing, total=options.total)
     if path.exists() and (options.only is not None or options.again):
         known = choices.load(path)
         kept = known.points()

@@ -174,20 +174,9 @@ kernels() {
 choices() {
   local more
   eval "more=(${CHOOSE:-})"
-  local choose=("$python" -m benchmarks.choose --device "$platform"
-    --output "$out/choices_$device.json")
-  if [[ ${CHOOSE:-} == *--only* ]]; then
-    step 460 choices "${choose[@]}" "${more[@]}"
-    return
-  fi
-  # A table is written when all of it is measured: in three parts, so that time that is
-  # up does not take all.
-  local kind words
-  for kind in "permute select" "linear scores weighted heads batch other NN NT TN added" \
-    attention; do
-    read -ra words <<< "$kind"
-    step 300 "choices of $kind" "${choose[@]}" --only "${words[@]}" "${more[@]}"
-  done
+  # A table is written when the last case is measured, so that none is begun too late.
+  step 460 choices "$python" -m benchmarks.choose --device "$platform" --total 380 \
+    --output "$out/choices_$device.json" "${more[@]}"
 }
 
 # To compile a product takes seconds, in which XLA tries its kernels. All are timed, also
