@@ -313,9 +313,15 @@ def _tables_for(work: Work, source: str) -> list[tuple[Path, Table]]:
 
 @functools.cache
 def _gpu_tables() -> list[tuple[Path, Table]]:
-    """The package's tables of the GPU that is here, of whatever jaxlib."""
+    """The package's tables of the GPU that is here: this jaxlib's, then the newest."""
+
+    def order(found: tuple[Path, Table]) -> tuple[bool, list[int]]:
+        of = found[1].jaxlib
+        return of == jaxlib_minor(), [int(number) for number in of.split(".")]
+
     every = zip(sorted(_PACKAGED.glob("*.json")), packaged(), strict=True)
-    return [(path, table) for path, table in every if table.processor == gpu()]
+    here = [(path, table) for path, table in every if table.processor == gpu()]
+    return sorted(here, key=order, reverse=True)
 
 
 @functools.cache

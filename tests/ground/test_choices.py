@@ -340,6 +340,28 @@ def test_the_table_of_a_gpu_is_asked_first(gpu, method, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("jaxlib", "order"),
+    [
+        ("0.9", ["0.9", "0.12", "0.11"]),
+        ("0.11", ["0.11", "0.12", "0.9"]),
+        ("0.13", ["0.12", "0.11", "0.9"]),
+    ],
+)
+def test_a_gpus_table_of_this_jaxlib_is_asked_first(
+    jaxlib, order, tmp_path, monkeypatch
+):
+    """And of others the newest."""
+    for version in ("0.9", "0.11", "0.12"):
+        path = tmp_path / f"gpu-a-jaxlib-{version}.json"
+        named = {"profile": "gpu-a", "processor": "GPU A"}
+        write(path, jaxlib=version, cases={}, **named)
+    monkeypatch.setattr(choices, "_PACKAGED", tmp_path)
+    monkeypatch.setattr(choices, "gpu", lambda: "GPU A")
+    monkeypatch.setattr(choices, "jaxlib_minor", lambda: jaxlib)
+    assert [table.jaxlib for _, table in choices._gpu_tables()] == order
+
+
+@pytest.mark.parametrize(
     ("vendor_id", "vendor"),
     [
         ("GenuineIntel", "intel"),
