@@ -462,12 +462,14 @@ def _gpu_rows(report: Report, predicted: dict[tuple[str, str], float]) -> Iterat
 
 
 def gpu_choices() -> str:
-    """A row a kind of call: by GPU its ratios, and how many of its sizes are ours."""
+    """A row a kind of call: by table its ratios, and how many of its sizes are ours."""
     folder = Path(choices.__file__).parent / "tables"
-    tables = {
-        gpu: choices.load(folder / f"{name}-jaxlib-0.11.json")
+    loaded = [
+        (gpu, choices.load(path))
         for gpu, name in GPUS.items()
-    }
+        for path in sorted(folder.glob(f"{name}-jaxlib-*.json"))
+    ]
+    tables = {f"{gpu}, jax {table.jaxlib}": table for gpu, table in loaded}
     heads = [f"{gpu}: least | largest | ours" for gpu in tables]
     lines = [f"| call | {' | '.join(heads)} |", "|---|" + "--:|" * 3 * len(tables)]
     for case in sorted({case for table in tables.values() for case in table.cases}):

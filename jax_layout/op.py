@@ -204,12 +204,12 @@ def define(op: Op, handlers: Mapping[str, Any] | None = None) -> Callable[..., A
     primitive.def_abstract_eval(functools.partial(_abstract_eval, op))
 
     lowers = functools.partial(mlir.lower_fun, multiple_results=op.multiple_results)
-    mlir.register_lowering(primitive, lowers(op.lax))
-    on_gpu = lowers(op.lax_on_gpu or op.lax)
+    plain, on_gpu = lowers(op.lax), lowers(op.lax_on_gpu or op.lax)
+    mlir.register_lowering(primitive, plain)
     for platform in _GPUS if op.lax_on_gpu else ():
         mlir.register_lowering(primitive, on_gpu, platform=platform)
     for platform in op.platforms if op.kernel is not None else ():
-        fallback = on_gpu if platform in _GPUS else lowers(op.lax)
+        fallback = on_gpu if platform in _GPUS else plain
         ours = handlers is None and _backends.available(platform)
         if ours or platform in (handlers or {}):
             rule = functools.partial(_lower, op, apply, fallback, platform)
