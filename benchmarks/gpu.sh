@@ -5,7 +5,7 @@
 # plugin, nvcc 13, and what pyproject.toml needs to build and test; no network.
 #
 #   benchmarks/gpu.sh checks | choices | kernels | products | attention | programs
-#   benchmarks/gpu.sh predictions
+#   benchmarks/gpu.sh host | predictions
 #
 # checks    kernels without Python, under compute-sanitizer too; tests
 # choices   what is ours: a table for jax_layout/tables
@@ -13,6 +13,8 @@
 # products  products of heads, linear layers
 # attention attention by cuDNN; matrices without TF32
 # programs  whole programs, as they are and with ours
+# host      what AMX tiles compute, on two cores of a GPU machine's Xeon: attention's and
+#           products' tests, attention. Beside another part, with a TMPDIR of its own
 # predictions  permutes beside what was predicted of them: after kernels, needs no GPU,
 #           but its name in GPU
 #
@@ -39,7 +41,7 @@ cd "$(dirname "$0")/.."
 
 part=${1:-}
 case $part in
-  checks | choices | kernels | products | attention | programs | predictions) ;;
+  checks | choices | kernels | products | attention | programs | host | predictions) ;;
   *)
     sed -n 's/^#   /usage: /p' "$0" | head -n 2 >&2
     exit 2
@@ -198,6 +200,18 @@ programs() {
   export JAX_DEFAULT_MATMUL_PRECISION=highest
   bench 200 layout layout --seconds 1
   bench 300 programs programs --seconds 0.5
+}
+
+host() {
+  export JAX_PLATFORMS=cpu
+  local two=(taskset -c "$(seq -s , 0 $(($(nproc) > 1)))")
+  # shellcheck disable=SC2086  # several options
+  step 240 tests "${two[@]}" "$python" -m pytest -q --no-header --tb=short \
+    tests/attention tests/products/test_gemm_tiles.py ${TESTS:-}
+  local more
+  eval "more=(${BENCH:-})"
+  step 240 "benchmark attention_host" "${two[@]}" "$python" -m benchmarks.attention \
+    --seconds 0.5 --json "$out/attention_host_$device.json" "${more[@]}"
 }
 
 predictions() {

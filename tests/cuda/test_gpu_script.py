@@ -120,6 +120,7 @@ PARTS = {
     "products": {"BENCH": f"{QUICK} 'batched float32' '16x4096->4096, gelu bfloat16'"},
     "attention": {"BENCH": f"{QUICK} '256 NN float32' 'of 512x8, float32'"},
     "programs": {"BENCH": f"{QUICK} 'ViT block' 'Flax: bidirectional LSTM'"},
+    "host": {"BENCH": f"{QUICK} 'of 512x8, float32'", "TESTS": "--collect-only"},
 }
 RESULTS = {
     "checks": (),
@@ -128,6 +129,7 @@ RESULTS = {
     "products": ("gemm", "linear"),
     "attention": ("attention", "gemm_highest"),
     "programs": ("layout", "programs"),
+    "host": ("attention_host",),
 }
 
 

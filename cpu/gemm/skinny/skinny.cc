@@ -115,7 +115,11 @@ Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
   if (plan.m == 0 || plan.n == 0 || steps == 0) return Status::Ok();
 
   // y^T = b^T a^T if the columns are few.
-  const bool few_rows = FewRows(problem).value_or(true);
+  const std::optional<bool> fewer = FewRows(problem);
+  if (!fewer.has_value()) {
+    return Status::Error("gemm: not few rows or columns.");
+  }
+  const bool few_rows = *fewer;
   const GemmMatrix& few = few_rows ? plan.a : plan.b;
   const GemmMatrix& matrix = few_rows ? plan.b : plan.a;
   const int64_t in = ItemSize(problem.operands);
