@@ -13,8 +13,8 @@
 # products  products of heads, linear layers
 # attention attention by cuDNN; matrices without TF32
 # programs  whole programs, as they are and with ours
-# host      what AMX tiles compute, on two cores of a GPU machine's Xeon: attention's and
-#           products' tests, attention. Beside another part, with a TMPDIR of its own
+# host      the machine's own processor, a Xeon with AMX: choices, tests of attention and
+#           products on its tiles, benchmarks, side by side on two cores each
 # predictions  permutes beside what was predicted of them: after kernels, needs no GPU,
 #           but its name in GPU
 #
@@ -33,6 +33,7 @@
 # BENCH   more options for all benchmarks, such as '--quick --case "4 NT"'
 # CHOOSE  more options for the choices, such as '--only permute'
 # TESTS   more options for pytest
+# HOST    the benchmarks of the part host
 # MINUTES another limit than eight
 #
 # Every step runs even when one before it failed; the exit status tells.
@@ -68,7 +69,8 @@ say() { echo "== $*" | tee -a "$log"; }
 # The step that runs ends with the script.
 stop() {
   say "stopped after $SECONDS s"
-  [ -z "$child" ] || kill "$child" 2>/dev/null
+  # shellcheck disable=SC2046  # several
+  kill $child $(jobs -p) 2> /dev/null
   wait
   exit 143
 }
@@ -202,16 +204,39 @@ programs() {
   bench 300 programs programs --seconds 0.5
 }
 
+# beside NAME COMMAND...: a step with a pair of cores, a log and a lock of its own.
+beside() {
+  local name=$1 core=$((2 * ${#pairs[@]} % $(nproc)))
+  shift
+  (
+    trap stop TERM INT HUP
+    failed=0 log=$out/host_${name}_$device.log
+    export TMPDIR=$PWD/$build/$name
+    mkdir -p "$TMPDIR" && : > "$log"
+    step 440 "host $name" taskset -c "$core-$((core + ($(nproc) > 1)))" "$@"
+    exit "$failed"
+  ) &
+  pairs+=($!)
+}
+
 host() {
   export JAX_PLATFORMS=cpu
-  local two=(taskset -c "$(seq -s , 0 $(($(nproc) > 1)))")
+  local more name
+  pairs=()
+  eval "more=(${CHOOSE:-})"
+  beside choices "$python" -m benchmarks.choose --total 380 \
+    --output "$out/host_choices_$device.json" "${more[@]}"
   # shellcheck disable=SC2086  # several options
-  step 240 tests "${two[@]}" "$python" -m pytest -q --no-header --tb=short \
+  beside tests "$python" -m pytest -q --no-header --tb=short \
     tests/attention tests/products/test_gemm_tiles.py ${TESTS:-}
-  local more
   eval "more=(${BENCH:-})"
-  step 240 "benchmark attention_host" "${two[@]}" "$python" -m benchmarks.attention \
-    --seconds 0.5 --json "$out/attention_host_$device.json" "${more[@]}"
+  for name in ${HOST:-attention gemm linear programs conv operators}; do
+    beside "$name" "$python" -m "benchmarks.$name" \
+      --json "$out/host_${name}_$device.json" "${more[@]}"
+  done
+  for name in "${pairs[@]}"; do
+    wait "$name" || failed=1
+  done
 }
 
 predictions() {

@@ -120,7 +120,12 @@ PARTS = {
     "products": {"BENCH": f"{QUICK} 'batched float32' '16x4096->4096, gelu bfloat16'"},
     "attention": {"BENCH": f"{QUICK} '256 NN float32' 'of 512x8, float32'"},
     "programs": {"BENCH": f"{QUICK} 'ViT block' 'Flax: bidirectional LSTM'"},
-    "host": {"BENCH": f"{QUICK} 'of 512x8, float32'", "TESTS": "--collect-only"},
+    "host": {
+        "HOST": "attention linear",
+        "BENCH": f"{QUICK} 'of 512x8, float32' '16x4096->4096, gelu bfloat16'",
+        "CHOOSE": "--seconds 0.01 --only 'permute 1,0 float32 256x64'",
+        "TESTS": "--collect-only",
+    },
 }
 RESULTS = {
     "checks": (),
@@ -129,7 +134,7 @@ RESULTS = {
     "products": ("gemm", "linear"),
     "attention": ("attention", "gemm_highest"),
     "programs": ("layout", "programs"),
-    "host": ("attention_host",),
+    "host": ("host_choices", "host_attention", "host_linear"),
 }
 
 
@@ -176,6 +181,7 @@ def test_every_step_passes(parts, part):
 
 STEPS = {part: [f"benchmark {n}" for n in RESULTS[part]] for part in PARTS}
 STEPS["choices"] = ["choices"]
+STEPS["host"] = [f"host {n}" for n in ("choices", "tests", "attention", "linear")]
 STEPS["checks"] = (
     "needs,build cuda_check,build cuda_check_gemm,cuda_check,cuda_check_gemm,"
     "memcheck,racecheck,synccheck,initcheck,tests".split(",")
