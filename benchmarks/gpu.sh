@@ -33,7 +33,7 @@
 # BENCH   more options for all benchmarks, such as '--quick --case "4 NT"'
 # CHOOSE  more options for the choices, such as '--only permute'
 # TESTS   more options for pytest
-# HOST    the benchmarks of the part host
+# BENCHES the benchmarks of the part host
 # MINUTES another limit than eight
 #
 # Every step runs even when one before it failed; the exit status tells.
@@ -204,7 +204,7 @@ programs() {
   bench 300 programs programs --seconds 0.5
 }
 
-# beside NAME COMMAND...: a step with a pair of cores, a log and a lock of its own.
+# beside NAME STEP...: a step with a pair of cores, a log and a lock of its own.
 beside() {
   local name=$1 core=$((2 * ${#pairs[@]} % $(nproc)))
   shift
@@ -213,7 +213,8 @@ beside() {
     failed=0 log=$out/host_${name}_$device.log
     export TMPDIR=$PWD/$build/$name
     mkdir -p "$TMPDIR" && : > "$log"
-    step 440 "host $name" taskset -c "$core-$((core + ($(nproc) > 1)))" "$@"
+    taskset -pc "$core-$((core + ($(nproc) > 1)))" "$BASHPID" >> "$log"
+    "$@"
     exit "$failed"
   ) &
   pairs+=($!)
@@ -224,15 +225,13 @@ host() {
   local more name
   pairs=()
   eval "more=(${CHOOSE:-})"
-  beside choices "$python" -m benchmarks.choose --total 380 \
+  beside choices step 440 host_choices "$python" -m benchmarks.choose --total 380 \
     --output "$out/host_choices_$device.json" "${more[@]}"
   # shellcheck disable=SC2086  # several options
-  beside tests "$python" -m pytest -q --no-header --tb=short \
+  beside tests step 440 host_tests "$python" -m pytest -q --no-header --tb=short \
     tests/attention tests/products/test_gemm_tiles.py ${TESTS:-}
-  eval "more=(${BENCH:-})"
-  for name in ${HOST:-attention gemm linear programs conv operators}; do
-    beside "$name" "$python" -m "benchmarks.$name" \
-      --json "$out/host_${name}_$device.json" "${more[@]}"
+  for name in ${BENCHES:-attention gemm linear programs conv operators}; do
+    beside "$name" bench 440 "host_$name" "$name"
   done
   for name in "${pairs[@]}"; do
     wait "$name" || failed=1

@@ -121,7 +121,7 @@ PARTS = {
     "attention": {"BENCH": f"{QUICK} '256 NN float32' 'of 512x8, float32'"},
     "programs": {"BENCH": f"{QUICK} 'ViT block' 'Flax: bidirectional LSTM'"},
     "host": {
-        "HOST": "attention linear",
+        "BENCHES": "attention linear",
         "BENCH": f"{QUICK} 'of 512x8, float32' '16x4096->4096, gelu bfloat16'",
         "CHOOSE": "--seconds 0.01 --only 'permute 1,0 float32 256x64'",
         "TESTS": "--collect-only",
@@ -181,7 +181,12 @@ def test_every_step_passes(parts, part):
 
 STEPS = {part: [f"benchmark {n}" for n in RESULTS[part]] for part in PARTS}
 STEPS["choices"] = ["choices"]
-STEPS["host"] = [f"host {n}" for n in ("choices", "tests", "attention", "linear")]
+STEPS["host"] = [
+    "host_choices",
+    "host_tests",
+    "benchmark host_attention",
+    "benchmark host_linear",
+]
 STEPS["checks"] = (
     "needs,build cuda_check,build cuda_check_gemm,cuda_check,cuda_check_gemm,"
     "memcheck,racecheck,synccheck,initcheck,tests".split(",")
