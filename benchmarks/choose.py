@@ -43,6 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="of points that the table has, the lesser ratio of both runs stays",
     )
+    add(
+        "--runs",
+        type=int,
+        default=1,
+        metavar="COUNT",
+        help="measure so many times, from the first case to the last: the table has "
+        "medians",
+    )
     options = parser.parse_args(arguments)
     gpu = options.device == "gpu"
     machine = table.machine(options.device)
@@ -64,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kept = known.points()
         machine["processor"] = both(known.processor, machine["processor"])
     how = {"kept": kept, "again": options.again, "platform": options.device}
-    how["measured_on"] = machine
+    how |= {"measured_on": machine, "runs": options.runs}
     outcome = run(path, options.quick, cases, timing, **how)
     print(outcome)
     return int(bool(outcome.failures))

@@ -142,6 +142,13 @@ def _parser() -> argparse.ArgumentParser:
         "--platform", choices=("cpu", "cuda"), default="cpu", help="a GPU takes three"
     )
     tune.add_argument(
+        "--runs",
+        type=int,
+        default=1,
+        metavar="COUNT",
+        help="measure so many times, and go by medians: where others use the machine",
+    )
+    tune.add_argument(
         "--output",
         type=Path,
         metavar="PATH",
@@ -334,10 +341,12 @@ def _tune(options: argparse.Namespace, rest: Sequence[str]) -> int:
         raise _Wrong("tune: there are no kernels of ours here; see jax-layout doctor")
     if on == "cuda" and options.quick:
         raise _Wrong("tune: --quick is for CPUs; a GPU takes three minutes")
+    if options.runs < 1:
+        raise _Wrong(f"tune: --runs must be 1 or more, not {options.runs}")
     path = options.output or choices.user_path()
     print(heading(path, options.quick, on), file=sys.stderr)
     try:
-        outcome = tune(path, options.quick, on)
+        outcome = tune(path, options.quick, on, options.runs)
     except OSError as error:
         print(f"jax-layout tune: {path} cannot be written: {error}", file=sys.stderr)
         return 1

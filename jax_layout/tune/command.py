@@ -23,6 +23,7 @@ from jax_layout.tune.measure import (
     Timing,
     keep_least,
     measure,
+    median,
 )
 from jax_layout.tune.table import machine, replacing, text
 
@@ -65,6 +66,7 @@ def run(
     again: bool = False,
     platform: str = "cpu",
     measured_on: Mapping[str, Any] | None = None,
+    runs: int = 1,
 ) -> Outcome:
     """Measures, and writes the table.
 
@@ -77,6 +79,7 @@ def run(
       again: one that is measured anew keeps the lesser ratio; else the new one.
       platform: jax's name of it.
       measured_on: what the table says of that; this machine if left out.
+      runs: how often, from the first case to the last; the table has medians.
 
     Raises:
       OSError: the file cannot be written; before anything is measured.
@@ -87,8 +90,10 @@ def run(
         )
     if timing is None:
         timing = ON_GPU if platform != "cpu" else QUICK if quick else Timing()
-    with replacing(path) as file, _progress(len(cases)) as advance:
-        found: Measured = measure(cases, timing, advance, platform)
+    with replacing(path) as file, _progress(runs * len(cases)) as advance:
+        found: Measured = median(
+            [measure(cases, timing, advance, platform) for _ in range(runs)]
+        )
         points = {**(kept or {}), **found.points}
         if again:
             keep_least(found.points, kept or {})
@@ -98,8 +103,14 @@ def run(
     return Outcome(str(path), len(found.points), found.ours, failures, found.left)
 
 
-def tune(path: Path, quick: bool, platform: str) -> Outcome:
+def tune(path: Path, quick: bool, platform: str, runs: int = 1) -> Outcome:
     """Measures this machine's CPU or its GPU; what its table has of the other stays.
+
+    Args:
+      path: the file.
+      quick: as `run` has it.
+      platform: likewise.
+      runs: likewise.
 
     Raises:
       OSError: the file cannot be written.
@@ -116,7 +127,8 @@ def tune(path: Path, quick: bool, platform: str) -> Outcome:
         quick = quick if platform == "cpu" else known.quick
     if platform != "cpu":
         measured_on["gpu"] = choices.gpu()
-    return run(path, quick, kept=kept, platform=platform, measured_on=measured_on)
+    how: dict[str, Any] = {"platform": platform, "runs": runs}
+    return run(path, quick, kept=kept, measured_on=measured_on, **how)
 
 
 def heading(path: Path, quick: bool, platform: str = "cpu") -> str:

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -137,6 +138,25 @@ def keep_least(points: Points, others: Points) -> None:
         known = points.setdefault(work, {})
         for method, ratio in ratios.items():
             known[method] = min(ratio, known.get(method, math.inf))
+
+
+def median(runs: Sequence[Measured]) -> Measured:
+    """What several runs come to: of each point the median, the lower one of two.
+
+    A machine that is another one for seconds, as where two virtual processors are one
+    core for so long, puts a case off by a factor of two in one run, not in most.
+    """
+    seen: dict[Work, dict[str, list[float]]] = {}
+    for run in runs:
+        for work, ratios in run.points.items():
+            for method, ratio in ratios.items():
+                seen.setdefault(work, {}).setdefault(method, []).append(ratio)
+    points = {
+        work: {m: statistics.median_low(each) for m, each in methods.items()}
+        for work, methods in seen.items()
+    }
+    failures = dict.fromkeys(line for run in runs for line in run.failures)
+    return Measured(points, {}, [*failures], min(run.left for run in runs))
 
 
 def measure(

@@ -23,6 +23,7 @@ from jax_layout.tune.measure import (
     difference,
     measure,
     measure_case,
+    median,
 )
 from jax_layout.tune.table import replacing, text
 
@@ -256,6 +257,19 @@ def test_a_part_of_a_program_counts_where_nobody_asks_about_it_alone():
     assert found.points[part] == {"oneDNN": 1.2}
 
 
+def test_of_several_runs_the_median_counts():
+    work, once = Work("gemm fake", (1,)), Work("gemm fake", (2,))
+    runs = [
+        Measured({work: {"oneDNN": 1.5}}, failures=["a"], left=2),
+        Measured({work: {"oneDNN": 0.4, "OpenBLAS": 2.0}}, failures=["a"]),
+        Measured({work: {"oneDNN": 1.2, "OpenBLAS": 1.0}, once: {"oneDNN": 3.0}}),
+    ]
+    found = median(runs)
+    assert found.points[work] == {"oneDNN": 1.2, "OpenBLAS": 1.0}  # of two the lesser
+    assert found.points[once] == {"oneDNN": 3.0}
+    assert found.failures == ["a"] and found.left == 0
+
+
 def test_a_table_is_sorted_with_a_point_to_a_line():
     points = {
         Work("permute 4", (64, 8)): {"ours": 1.23456},
@@ -352,6 +366,18 @@ def test_tune_writes_where_it_is_read(tiny, capsys):
     assert "failed: product: OpenBLAS: wrong result" in printed.out
     assert f"written to {path}" in printed.out
     assert "2 kinds and sizes of calls" in printed.out
+
+
+def test_tune_measures_as_often_as_it_is_told(tiny, capsys, monkeypatch):
+    ratios = iter([[1.0, 0.5], [3.0, 1.0], [4.0, 1.0]])  # 2, 3 and 4
+    monkeypatch.setattr(command.cpu_cases, "all_cases", lambda quick: TINY[1:])
+    monkeypatch.setattr(MEASURED_BY, lambda *_: next(ratios))
+    assert cli.main(["tune", "--runs", "3"]) == 0
+    assert "[3/3] moved" in capsys.readouterr().err
+    points = choices.load(tiny / "cache" / "table.json").points()
+    assert points == {Work("permute fake", (4, 4)): {"ours": 3.0}}
+    assert cli.main(["tune", "--runs", "0"]) == 2
+    assert "--runs must be 1 or more, not 0" in capsys.readouterr().err
 
 
 def test_tune_begins_no_case_after_its_time(tiny, capsys, monkeypatch):
