@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eight virtual CPU devices, 64-bit types, and the meshes made of them."""
+"""Eight virtual CPU devices, 64-bit types, and the meshes made of them.
+
+XLA optimises nothing: most programs run once or twice, which takes less time than that.
+Examples, figures of the documents and the wheel's test are without this, as users are.
+"""
 
 import os
 
 # Kernels are tested wherever they run, whatever a table says of their speed here.
 os.environ["JAX_LAYOUT_CHOICES"] = "kernels"
-flag = "--xla_force_host_platform_device_count=8"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
+flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
