@@ -459,6 +459,14 @@ _SEGMENTS: list[tuple[Sizes, int]] = [
 ]
 
 
+# Rows that few share, or nobody.
+_SPREAD: list[tuple[Sizes, int]] = [
+    ((200_000, 128), 200_000),
+    ((100_000, 64), 20_000),
+    ((1_000_000, 32), 100_000),
+]
+
+
 def _segments(quick: bool) -> Iterator[Case]:
     """Rows that many indices share."""
     wanted = {"float32": 1, "bfloat16": 1, "float16": 3, "float64": 3, "int32": 5}
@@ -469,6 +477,7 @@ def _segments(quick: bool) -> Iterator[Case]:
         found += [
             (jl.segment_max, s) for s in _SEGMENTS[: 1 if quick else None : 2 * every]
         ]
+        found += [(jl.segment_max, s) for s in _SPREAD[: 0 if quick else None : every]]
         for f, (shape, extent) in found:
             reduce = functools.partial(f, num_segments=extent)
             case = case_of(f"{f.__name__} {extent}", reduce, dtype, shape, shape[:1])
