@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--total",
         type=float,
         metavar="SECONDS",
-        help="begin no case after these: the table has those before",
+        help="of a run; begin no case after these: the table has those before",
     )
     add(
         "--again",

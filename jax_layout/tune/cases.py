@@ -468,7 +468,7 @@ _SPREAD: list[tuple[Sizes, int]] = [
 
 
 def _segments(quick: bool) -> Iterator[Case]:
-    """Rows that many indices share."""
+    """Rows that many indices share, or few."""
     wanted = {"float32": 1, "bfloat16": 1, "float16": 3, "float64": 3, "int32": 5}
     if quick:
         wanted = {"float32": 2, "bfloat16": 3}

@@ -127,8 +127,9 @@ def tune(path: Path, quick: bool, platform: str, runs: int = 1) -> Outcome:
         quick = quick if platform == "cpu" else known.quick
     if platform != "cpu":
         measured_on["gpu"] = choices.gpu()
-    how: dict[str, Any] = {"platform": platform, "runs": runs}
-    return run(path, quick, kept=kept, measured_on=measured_on, **how)
+    return run(
+        path, quick, kept=kept, platform=platform, measured_on=measured_on, runs=runs
+    )
 
 
 def heading(path: Path, quick: bool, platform: str = "cpu") -> str:

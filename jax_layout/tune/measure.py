@@ -143,8 +143,8 @@ def keep_least(points: Points, others: Points) -> None:
 def median(runs: Sequence[Measured]) -> Measured:
     """What several runs come to: of each point the median, the lower one of two.
 
-    A machine that is another one for seconds, as where two virtual processors are one
-    core for so long, puts a case off by a factor of two in one run, not in most.
+    On a machine that others use too, programs take up to twice as long in one run as in
+    another, however many rounds a run has: XLA's more often than ours.
     """
     seen: dict[Work, dict[str, list[float]]] = {}
     for run in runs:

@@ -227,7 +227,7 @@ def test_vmap(name, dims):
     ids = segments(6, (4, 3) if dims[1] == 1 else (3, 4))
     ids = ids[0] if dims[1] is None else ids
     ours, theirs = (
-        jax.jit(jax.vmap(lambda x, i, f=f: jnp.tanh(f(x, i, 6)), dims))
+        jax.jit(jax.vmap(lambda x, i, f=f: jnp.arctan(f(x, i, 6)), dims))
         for f in (getattr(jl, name), getattr(jax.ops, name))
     )
     np.testing.assert_allclose(ours(x, ids), theirs(x, ids), rtol=1e-12)
@@ -235,7 +235,7 @@ def test_vmap(name, dims):
         jax.jit(jax.grad(lambda x, f=f: jnp.nansum(f(x, ids))))(x)
         for f in (ours, theirs)
     ]
-    np.testing.assert_allclose(*grads, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(*grads, rtol=1e-12)
 
 
 # --- sharding
