@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax_layout as jl
-from benchmarks import profiles
+from benchmarks import profiles, runner
 from jax_layout import choices
 from jax_layout.tune import cases as cpu_cases
 from jax_layout.tune import gpu_cases, table
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add(
         "--only", nargs="+", metavar="WORD", help="cases with one of these; others stay"
     )
+    runner.add_part(add)
     add("--device", choices=["cpu", "gpu"], default="cpu")
     add("--seconds", type=float, help="of each program of a case")
     add(
@@ -62,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = gpu_cases.all_cases() if gpu else cpu_cases.all_cases(options.quick)
     if options.only is not None:
         cases = [c for c in cases if any(word in c.name for word in options.only)]
+    if options.part is not None:
+        cases = cases[options.part]
     timing = ON_GPU if gpu else QUICK if options.quick else Timing()
     if options.seconds:
         timing = dataclasses.replace(timing, seconds=options.seconds)

@@ -13,8 +13,8 @@
 # products  products of heads, linear layers
 # attention attention by cuDNN; matrices without TF32
 # programs  whole programs, as they are and with ours
-# host      the machine's own processor, a Xeon with AMX: choices, tests of attention and
-#           products on its tiles, benchmarks, side by side on two cores each
+# host      the machine's own processor, a Xeon with AMX, in pairs side by side: choices,
+#           then tests of attention and products on its tiles, benchmarks
 # predictions  permutes beside what was predicted of them: after kernels, needs no GPU,
 #           but its name in GPU
 #
@@ -204,38 +204,22 @@ programs() {
   bench 300 programs programs --seconds 0.5
 }
 
-# beside NAME STEP...: a step with a pair of cores, a log and a lock of its own.
-beside() {
-  local name=$1 core=$((2 * ${#pairs[@]} % $(nproc)))
-  shift
-  (
-    trap stop TERM INT HUP
-    failed=0 log=$out/host_${name}_$device.log
-    export TMPDIR=$PWD/$build/$name
-    mkdir -p "$TMPDIR" && : > "$log"
-    taskset -pc "$core-$((core + ($(nproc) > 1)))" "$BASHPID" >> "$log"
-    "$@"
-    exit "$failed"
-  ) &
-  pairs+=($!)
-}
-
+# Its processors two by two. Without oneDNN and OpenBLAS, which come with the package
+# elsewhere, choices and benchmarks would be of less than users have.
 host() {
-  export JAX_PLATFORMS=cpu
-  local more name
-  pairs=()
-  eval "more=(${CHOOSE:-})"
-  beside choices step 440 host_choices "$python" -m benchmarks.choose --total 380 \
-    --output "$out/host_choices_$device.json" "${more[@]}"
-  # shellcheck disable=SC2086  # several options
-  beside tests step 440 host_tests "$python" -m pytest -q --no-header --tb=short \
-    tests/attention tests/products/test_gemm_tiles.py ${TESTS:-}
-  for name in ${BENCHES:-attention gemm linear programs conv operators}; do
-    beside "$name" bench 440 "host_$name" "$name"
-  done
-  for name in "${pairs[@]}"; do
-    wait "$name" || failed=1
-  done
+  export JAX_PLATFORMS=cpu CUDA_VISIBLE_DEVICES=
+  step 30 host_needs "$python" -c 'import sys
+from jax_layout._backends import library
+files = {"onednn-cpu-gomp": "libdnnl.so.3", "scipy-openblas32": "libscipy_openblas.so"}
+missing = [name for name, file in files.items() if not library(name, file)]
+sys.exit("not installed, so give their wheels: " + " ".join(missing) if missing else 0)'
+  local minutes=$(((end - SECONDS - 10) / 6))
+  # shellcheck disable=SC2086  # several names
+  step 460 host "$python" -m benchmarks.side_by_side --out "$out/host_$device" \
+    --minutes "$((minutes / 10)).$((minutes % 10))" \
+    --choices="${CHOOSE---total 200}" --more="${BENCH:-}" \
+    --tests="${TESTS-tests/attention tests/products/test_gemm_tiles.py}" \
+    --only ${BENCHES:-conv operators layout programs permute-ml index attention linear gemm}
 }
 
 predictions() {

@@ -81,9 +81,22 @@ def parser(name: str, about: str | None, seconds: float) -> argparse.ArgumentPar
     add("--rounds", type=int, metavar="N", help="samples per contender")
     add("--seconds", type=float, default=seconds, help=f"budget of a case ({seconds})")
     add("--quick", action="store_true", help="three rounds, small budget: a trial")
+    add_part(add)
     add("--json", type=Path, metavar="FILE", help="keep the numbers")
     add("--resume", action="store_true", help="keep what FILE has of this very run")
     return parser
+
+
+def add_part(add: Callable[..., Any]) -> None:
+    """The option that leaves the other cases to other processes."""
+    add("--part", type=_part, metavar="I/N", help="every N-th case, from the I-th on")
+
+
+def _part(text: str) -> slice:
+    first, _, every = text.partition("/")
+    if not (first.isdigit() and every.isdigit() and 1 <= int(first) <= int(every)):
+        raise argparse.ArgumentTypeError(f"must be I/N, 1 <= I <= N, got {text!r}")
+    return slice(int(first) - 1, None, int(every))
 
 
 def timing(options: argparse.Namespace, rounds: int, **others: Any) -> Timing:
@@ -127,6 +140,8 @@ def record(
     if options.case and not chosen:
         wanted = " or ".join(options.case)
         raise SystemExit(f"{benchmark}: no case has {wanted} in its title")
+    if options.part is not None:
+        chosen = chosen[options.part]
     known = resumable(options.json, report) if options.json and options.resume else ()
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:

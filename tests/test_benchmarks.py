@@ -534,7 +534,7 @@ def test_a_commit_is_not_dirty_by_what_was_recorded(monkeypatch):
 
 
 def options(path=None, **others):
-    given = {"json": path, "resume": True, "case": None, "profile": None}
+    given = dict.fromkeys(("case", "part", "profile")) | {"json": path, "resume": True}
     return argparse.Namespace(**given | others)
 
 
