@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "medians",
     )
     options = parser.parse_args(arguments)
+    if options.runs < 1:
+        parser.error(f"--runs must be 1 or more, not {options.runs}")
     gpu = options.device == "gpu"
     machine = table.machine(options.device)
     name = f"{machine['profile']}-jaxlib-{choices.jaxlib_minor()}.json"

@@ -163,6 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def parts(name: str, *given: str) -> list[tuple[Path, Job]]:
         """Of a benchmark or of the choices: each part's file, and who writes it."""
         files = [folder / f"{name}_{n}.json" for n in range(1, count + 1)]
+        for file in files:  # of an earlier run
+            file.unlink(missing_ok=True)
+            runner.partial(file).unlink(missing_ok=True)
         return [
             (file, Job(file.stem, ("-m", *given, str(file), "--part", f"{n}/{count}")))
             for n, file in enumerate(files, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of benchmarks and of choices that run at the same time, and what joins them."""
+"""Parts of benchmarks and of choices: what they are, how they run, what joins them."""
 
 import dataclasses
 import json
@@ -66,6 +66,12 @@ def test_parts_of_the_choices(monkeypatch, tmp_path):
     both = [name for pair in zip(first, second, strict=False) for name in pair]
     assert both == [case.name for case in all_cases(True)][: len(both)]
     assert len(first) + len(second) == len(all_cases(True))
+
+
+def test_choices_are_measured_at_least_once(capsys):
+    with pytest.raises(SystemExit):
+        choose.main(["--runs", "0"])
+    assert "--runs must be 1 or more, not 0" in capsys.readouterr().err
 
 
 def test_jobs_run_on_their_pair_with_a_folder_of_their_own(pairs, tmp_path, capsys):
@@ -144,6 +150,7 @@ shutil.copy("{tmp_path}/" + ("report" if "--json" in words else "table"), file)
         table.text({Work("permute 4", (8,)): {"ours": 2.0}})
     )
     report("a").save(tmp_path / "report")
+    report("old").save(tmp_path / "out/parts/gemm_1.json")  # of an earlier run
     monkeypatch.setattr(sys, "executable", str(stand_in))
     words = "--minutes 5 --only gemm conv --choices=--quick --tests tests/x".split()
     words = ["--out", str(tmp_path / "out"), *words, "--more=--case '4 rows, NT'"]
