@@ -227,8 +227,9 @@ def test_bench_has_every_benchmark():
         for path in (Path(__file__).parent.parent / "benchmarks").glob("*.py")
         if "__main__" in path.read_text()
     }
-    # One runs the others, one writes a table of choices, one compares with predictions.
-    assert set(cli._BENCHMARKS) == found - {"all", "choose", "score"}
+    # Two run the others, one writes a table of choices, one compares with predictions.
+    others = {"all", "side_by_side", "choose", "score"}
+    assert set(cli._BENCHMARKS) == found - others
 
 
 def test_tables_in_a_pipe_are_wide(checkout, capfd, monkeypatch):
