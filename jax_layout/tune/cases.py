@@ -108,6 +108,25 @@ def _batches(quick: bool) -> Iterator[Case]:
         yield _einsum("batch", spec, dtype, None, b=b, m=n, n=n, k=n)
 
 
+# Batch, rows, features, heads, and the size of a head.
+_TO_HEADS: list[Sizes] = [
+    (8, 512, 1024, 16, 64),
+    (1, 128, 768, 12, 64),
+    (1, 512, 768, 12, 64),
+    (1, 2048, 1024, 16, 64),
+    (4, 197, 768, 12, 64),
+    (8, 16, 1024, 16, 64),
+]
+
+
+def _projections(quick: bool) -> Iterator[Case]:
+    """What queries, keys and values are made by, each head's rows together."""
+    forms = itertools.product(("float32", "bfloat16"), ("mhd", "hdm"), _TO_HEADS)
+    for dtype, weights, sizes in [] if quick else forms:
+        extents = dict(zip("bsmhd", sizes, strict=True))
+        yield _einsum("product", f"bsm,{weights}->bhsd", dtype, None, **extents)
+
+
 # Rows, columns of the result and of x.
 _LAYERS = [
     (m, n, k)
@@ -548,9 +567,10 @@ def _matrix_sums(quick: bool) -> Iterator[Case]:
         yield case_of(f"geam T{'NT'[other]}", f, dtype, (n, n), (n, n))
 
 
-_FAMILIES = (_products, _batches, _layers, _attention, attention_cases.attention,
-             attention_cases.caches, _recurrences, _convolutions, _permutes, _rows,
-             _segments, _norms, _matrix_sums, pooling_cases.pooling)  # fmt: skip
+_FAMILIES = (_products, _batches, _projections, _layers, _attention,
+             attention_cases.attention, attention_cases.caches, _recurrences,
+             _convolutions, _permutes, _rows, _segments, _norms, _matrix_sums,
+             pooling_cases.pooling)  # fmt: skip
 
 
 def all_cases(quick: bool = False) -> list[Case]:
