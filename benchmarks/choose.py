@@ -52,8 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="measure so many times, from the first case to the last: the table has "
         "medians",
     )
+    add(
+        "--earlier",
+        nargs="+",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="tables of earlier runs: each counts as one of the runs; with --runs 0 "
+        "they are all there is",
+    )
     options = parser.parse_args(arguments)
-    if options.runs < 1:
+    if options.runs < (0 if options.earlier else 1):
         parser.error(f"--runs must be 1 or more, not {options.runs}")
     gpu = options.device == "gpu"
     machine = table.machine(options.device)
@@ -61,6 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     of_gpu = Path(jl.__file__).parent / "tables" / name
     path = options.output or (of_gpu if gpu else choices.packaged_path())
     print(heading(path, options.quick, options.device), flush=True)
+    try:
+        tables = [choices.load(file) for file in options.earlier]
+    except (OSError, ValueError) as e:
+        parser.error(f"--earlier: {e}")
     kept = None
     cases = gpu_cases.all_cases() if gpu else cpu_cases.all_cases(options.quick)
     if options.only is not None:
@@ -76,8 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = choices.load(path)
         kept = known.points()
         machine["processor"] = both(known.processor, machine["processor"])
+    for each in tables:
+        machine["processor"] = both(each.processor, machine["processor"])
     how = {"kept": kept, "again": options.again, "platform": options.device}
     how |= {"measured_on": machine, "runs": options.runs}
+    how["earlier"] = [each.points() for each in tables]
     outcome = run(path, options.quick, cases, timing, **how)
     print(outcome)
     return int(bool(outcome.failures))

@@ -74,6 +74,21 @@ def test_choices_are_measured_at_least_once(capsys):
     assert "--runs must be 1 or more, not 0" in capsys.readouterr().err
 
 
+def test_tables_of_earlier_runs_become_one_with_their_medians(tmp_path, capsys):
+    works = [Work("permute fake", (4, n)) for n in (1, 2)]
+    files = [tmp_path / name for name in "abc"]
+    for file, ratio in zip(files, (1.5, 0.9, 2.0), strict=True):
+        file.write_text(table.text(dict.fromkeys(works, {"ours": ratio}), False))
+    to = tmp_path / "table.json"
+    how = ["--runs", "0", "--output", str(to), "--earlier"]
+    assert choose.main([*how, *map(str, files)]) == 0
+    assert choices.load(to).points() == dict.fromkeys(works, {"ours": 1.5})
+    files[1].write_text("{}")
+    with pytest.raises(SystemExit):
+        choose.main([*how, *map(str, files)])
+    assert f"{files[1]} is not a table" in capsys.readouterr().err
+
+
 def test_jobs_run_on_their_pair_with_a_folder_of_their_own(pairs, tmp_path, capsys):
     text = "import os; print(len(os.sched_getaffinity(0)), os.environ['TMPDIR'])"
     jobs = [script(name, f"{text}; print(os.environ['MORE'])") for name in "abc"]

@@ -67,6 +67,7 @@ def run(
     platform: str = "cpu",
     measured_on: Mapping[str, Any] | None = None,
     runs: int = 1,
+    earlier: Sequence[Points] = (),
 ) -> Outcome:
     """Measures, and writes the table.
 
@@ -80,6 +81,8 @@ def run(
       platform: jax's name of it.
       measured_on: what the table says of that; this machine if left out.
       runs: how often, from the first case to the last; the table has medians.
+      earlier: what runs before this one found; each is one more of the runs, for
+        what is measured now, or for all that it has if `runs` is 0.
 
     Raises:
       OSError: the file cannot be written; before anything is measured.
@@ -91,9 +94,14 @@ def run(
     if timing is None:
         timing = ON_GPU if platform != "cpu" else QUICK if quick else Timing()
     with replacing(path) as file, _progress(runs * len(cases)) as advance:
-        found: Measured = median(
-            [measure(cases, timing, advance, platform) for _ in range(runs)]
-        )
+        now = [measure(cases, timing, advance, platform) for _ in range(runs)]
+        asked = {work for each in now for work in each.points}
+        left = min((each.left for each in now), default=0)
+        before = [
+            Measured({w: r for w, r in each.items() if w in asked or not runs})
+            for each in earlier
+        ]
+        found: Measured = dataclasses.replace(median([*now, *before]), left=left)
         points = {**(kept or {}), **found.points}
         if again:
             keep_least(found.points, kept or {})

@@ -127,6 +127,17 @@ def test_a_second_run_keeps_the_lesser_ratio(tmp_path):
     assert choices.load(path).points()[old]["ours"] < 1e6
 
 
+def test_runs_of_before_count_as_runs(tmp_path, monkeypatch):
+    path = tmp_path / "table.json"
+    work, other = Work("permute fake", (4, 4)), Work("permute fake", (9, 9))
+    earlier = [{work: {"ours": 1.5}, other: {"ours": 3.0}}, {work: {"ours": 9.0}}]
+    monkeypatch.setattr(MEASURED_BY, lambda *_: [2.0, 1.0])
+    run(path, cases=TINY[1:], timing=SHORT, earlier=earlier)
+    assert choices.load(path).points() == {work: {"ours": 2.0}}
+    run(path, cases=TINY[1:], timing=SHORT, earlier=earlier, runs=0)
+    assert choices.load(path).points() == {work: {"ours": 1.5}, other: {"ours": 3.0}}
+
+
 def test_a_method_with_a_wrong_result_is_reported_and_not_in_the_table(tmp_path):
     outcome = run(tmp_path / "table.json", cases=TINY, timing=SHORT)
     (failure,) = outcome.failures
