@@ -201,7 +201,7 @@ Status GemmAmx(const GemmProblem& problem, const GemmBuffers& buffers,
 
   std::vector<float> sums(problem.sums ? plan.m : 0);
   const int64_t per_step = blocks.down * blocks.across;
-  const int64_t panels = blocks.k / kAmxStep * kAmxStepBytes;
+  const int64_t panels = blocks.k / kAmxStep * kAmxStepBytes + kAmxPanelPad;
   const int64_t right_bytes =
       streamed ? kAmxTurns * kAmxStepBytes : blocks.cols / kAmxPanel * panels;
   const int64_t left_bytes = kAmxGroup / kAmxPanel * panels;

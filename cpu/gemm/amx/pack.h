@@ -88,13 +88,17 @@ JAX_LAYOUT_INLINE void StoreLines(char* y, const __m512i* r) {
 // of rows outside: they are read as they lie, and written to many panels.
 void PackRightAcross(const uint16_t* x, int64_t ld, int64_t k, int64_t cols,
                      char* y, int64_t panel_bytes) {
+  constexpr int64_t kAhead = 32;  // rows, each perhaps in a page of its own
   const int64_t steps = (k + kAmxStep - 1) / kAmxStep;
   for (int64_t pair = 0; pair < steps * 16; ++pair) {
     const uint16_t* row = x + 2 * pair * ld;
     char* to = y + pair / 16 * kAmxStepBytes + pair % 16 * 64;
     const bool has_even = 2 * pair < k, has_odd = 2 * pair + 1 < k;
+    const uint16_t* soon = 2 * pair + kAhead < k ? row + kAhead * ld : row;
     for (int64_t j = 0; j < cols; j += 32, to += panel_bytes) {
       const __mmask32 mask = First32(cols - j);
+      _mm_prefetch(reinterpret_cast<const char*>(soon + j), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(soon + ld + j), _MM_HINT_T1);
       const __m512i even =
           _mm512_maskz_loadu_epi16(has_even ? mask : 0, row + j);
       const __m512i odd =

@@ -163,7 +163,7 @@ class KBlock {
         k0_(k0),
         k_(Least(b.k_block, b.k - k0)),
         steps_((k_ + kAmxStep - 1) / kAmxStep),
-        panel_(steps_ * kAmxStepBytes),
+        panel_(steps_ * kAmxStepBytes + kAmxPanelPad),
         first_(k0 == 0),
         last_(k0 + b.k_block >= b.k),
         waits_(b.k > b.k_block) {}

@@ -31,6 +31,9 @@ constexpr int64_t kAmxTile = 16;         // rows, or columns, of a tile
 constexpr int64_t kAmxPanel = 32;        // two tiles
 constexpr int64_t kAmxStep = 32;         // along k
 constexpr int64_t kAmxStepBytes = 2048;  // of a panel
+// Between panels, which are packed side by side: their lines would else be in
+// the same few sets of L1.
+constexpr int64_t kAmxPanelPad = 128;
 // Rows of the left operand that are packed at a time.
 constexpr int64_t kAmxGroup = 128;
 // RunAmxStreamed(): three tiles of rows, whose sums are in six of eight. Steps
