@@ -100,6 +100,8 @@ class Thin:
             return _compat.bind(self.eqn, [_spread(x, self.shape) for x in operands])[0]
         if name == "transpose":
             return lax.transpose(operands[0], self.eqn.params["permutation"])
+        if name == "stop_gradient":
+            return lax.stop_gradient(operands[0])
         if name == "slice":
             return lax.slice(operands[0], *_bounds(self))
         if name == "iota":

@@ -16,22 +16,27 @@ from typing import Any
 
 import jax
 from jax.extend.core import Literal
+from jax.lax import DotAlgorithmPreset
 
 from jax_layout import _backends, _compat, choices
 from jax_layout.formats.memory_format import MemoryFormat, row_major
 from jax_layout.formats.pointwise import ELEMENTWISE
 from jax_layout.op import by_choice
-from jax_layout.optimize.rules import Equation, Formats, Step
+from jax_layout.optimize.rules import Equation, Formats, Step, nbytes
 from jax_layout.plain import lax
 from jax_layout.products.gemm import GEMM_DTYPES, gemm_kernel, gemm_p, terms
 
 # What XLA computes in one loop with the transposes before and behind it.
 _FUSED = ELEMENTWISE | {"concatenate", "pad", "slice", "split", "dynamic_slice", "rev"}
 PRODUCTS = ("dot_general", "gemm", "linear")
+_PRECISIONS = ("BF16_BF16_F32", "F16_F16_F32", "F32_F32_F32")
 # An operand of so many results, a weight of few rows, is not moved for their sake.
 _MOST_MOVED = 4
 # XLA reads a matrix in either order: one that is moved for a kernel of ours costs time.
 _GAIN_OF_MOVED = 1.5
+# In a loop, of operands that a core finds in its own cache: XLA runs what is around a
+# product of its own with it. Tables tell of operands that come from memory.
+_GAIN_IN_LOOPS = 1.3
 
 
 def _reordered(term: str, format: MemoryFormat) -> str:
@@ -57,6 +62,7 @@ def dot_general(
     keep: bool = False,
     wish: MemoryFormat | None = None,
     gain: float = 1.0,
+    in_loop: bool = False,
 ) -> Step:
     """Contracts the axes where they lie.
 
@@ -68,9 +74,13 @@ def dot_general(
         operands' order.
       gain: how many times as fast as XLA a kernel of ours has to be, if more than
         the tables ask.
+      in_loop: whether this runs again and again.
     """
     wanted = _orders(eqn, formats)
     a, b = (v.aval for v in eqn.invars)
+    arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    if in_loop and sum(map(nbytes, arrays)) <= _own_cache():
+        gain = max(gain, _GAIN_IN_LOOPS)
     x, w, y = _letters(eqn)
     batch = [label for label in y if label in x and label in w]
     left, right = map(_reordered, (x, w), wanted)
@@ -113,7 +123,7 @@ def dot_general(
         # Axes that no kernel contracts in place: their maker may write others.
         least = _GAIN_OF_MOVED if a.ndim == b.ndim == 2 else 1.0
         rows = [row_major(f.ndim) for f in wanted]
-        plain = dot_general(eqn, rows, keep, wish, least)
+        plain = dot_general(eqn, rows, keep, wish, max(gain, least))
         if plain.ours:
             return plain
     given = MemoryFormat.of_permutation([y.index(i) for i in order])
@@ -151,6 +161,11 @@ def dot_general(
     )
 
 
+def _own_cache() -> float:
+    """Bytes: half of a core's second-level cache."""
+    return choices.level2_bytes() / choices.threads() / 2
+
+
 def _letters(eqn: Equation) -> tuple[str, str, str]:
     a, b = (v.aval.ndim for v in eqn.invars)
     return letters_of(eqn.params["dimension_numbers"], a, b)
@@ -167,6 +182,18 @@ def letters_of(dimension_numbers: Any, a: int, b: int) -> tuple[str, str, str]:
     y += [x[i] for i in range(a) if i not in (*lhs_sum, *lhs_batch)]
     y += [w[i] for i in range(b) if i not in shared]
     return "".join(x), "".join(w), "".join(y)
+
+
+def is_plain(eqn: Any) -> bool:
+    """Whether a product is one of numbers as they are."""
+    if _compat.says_where(eqn):
+        return False
+    precision = eqn.params["precision"]
+    if isinstance(precision, DotAlgorithmPreset):
+        return precision.name in _PRECISIONS
+    given = precision if isinstance(precision, tuple) else (precision,)
+    known = all(p is None or isinstance(p, jax.lax.Precision) for p in given)
+    return known and eqn.params.get("out_sharding") is None
 
 
 def own_product(

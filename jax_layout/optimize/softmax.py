@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.core import Literal
-from jax.lax import DotAlgorithmPreset
 
 from jax_layout import _compat
 from jax_layout.optimize.broadcasts import Thin, thin
@@ -41,6 +40,7 @@ from jax_layout.optimize.parts import (
     Shifted,
     Terms,
 )
+from jax_layout.optimize.products import is_plain
 
 _SAME = (
     "convert_element_type", "copy", "copy_p", "stop_gradient", "pvary", "name",
@@ -53,7 +53,6 @@ _SOFTMAX: Terms = {(1, -1, 0, 0): 1.0}
 _HIDDEN = -3e4
 # Scores that this is added to are gone.
 _ABSORBS = -1e30
-_PRECISIONS = ("BF16_BF16_F32", "F16_F16_F32", "F32_F32_F32")
 
 
 def found(eqns: Sequence[Any], captured: Mapping[Any, Any]) -> Finder:
@@ -113,6 +112,8 @@ class Finder:
         if name in _SAME:
             if not jax.dtypes.issubdtype(eqn.outvars[0].aval.dtype, np.floating):
                 raise Unknown
+            if name == "stop_gradient" and not isinstance(given[0], Largest):
+                raise Unknown  # a call would have the gradient
             return given[0]
         if name in _RENAMES and len(eqn.invars) == 1:
             return dataclasses.replace(given[0], names=renamed(eqn, given[0].names))
@@ -374,7 +375,7 @@ class Finder:
     # --- products
 
     def _product(self, eqn: Any, given: Sequence[Any]) -> Any:
-        if not _is_plain(eqn):
+        if not is_plain(eqn):
             raise Unknown
         sides, result = letters_of_sides(eqn), result_names(eqn)
         for at in (0, 1):
@@ -528,15 +529,3 @@ def _attention(
 
 def _is_call(eqn: Any) -> bool:
     return _compat.is_plain_call(eqn.params)
-
-
-def _is_plain(eqn: Any) -> bool:
-    """Whether a product is one of numbers as they are."""
-    if _compat.says_where(eqn):
-        return False
-    precision = eqn.params["precision"]
-    if isinstance(precision, DotAlgorithmPreset):
-        return precision.name in _PRECISIONS
-    given = precision if isinstance(precision, tuple) else (precision,)
-    known = all(p is None or isinstance(p, jax.lax.Precision) for p in given)
-    return known and eqn.params.get("out_sharding") is None

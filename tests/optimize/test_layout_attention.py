@@ -244,6 +244,25 @@ def test_gradients_of_a_bias(form):
     becomes(gradients, *narrow, backward=1, tolerance=4e-2)
 
 
+@pytest.mark.parametrize("what", ["scores", "powers", "bias"])
+def test_what_has_no_gradient_keeps_none(what):
+    stop = jax.lax.stop_gradient
+
+    def f(q, k, v, bias):
+        bias = (stop(bias) if what == "bias" else bias)[..., None, :]
+        scores = jnp.einsum("btnh,bsnh->bnts", q, k) + bias
+        powers = jax.nn.softmax(stop(scores) if what == "scores" else scores)
+        powers = stop(powers) if what == "powers" else powers
+        return (jnp.einsum("bnts,bsnh->btnh", powers, v) ** 2).sum()
+
+    args = Q, K, V, normal(1, N, S, seed=9)
+    optimized = jl.optimize_layout(f)
+    found, expected = (jax.grad(g, (0, 1, 2, 3))(*args) for g in (optimized, f))
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-4 * float(abs(y).max()))
+    assert optimized.layout_report(*args).attentions == (what == "bias")
+
+
 def test_gradients_of_a_bias_of_several_layers():
     def loss(q, k, v, bias):
         for _ in range(2):
