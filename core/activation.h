@@ -4,8 +4,9 @@
 
 namespace jax_layout {
 
-// Gelu is the tanh approximation, of jax.nn.gelu and of cuBLASLt.
-enum class Activation { kNone, kRelu, kGelu };
+// Gelu is the tanh approximation, of jax.nn.gelu and of cuBLASLt; GeluErf the
+// exact one, of the error function.
+enum class Activation { kNone, kRelu, kGelu, kGeluErf };
 
 }  // namespace jax_layout
 

@@ -57,10 +57,21 @@ class Work:
       case: what calls have in common that differ in their sizes alone, the name of
         the operator first: "gemm float32 NT".
       sizes: at least 1 each, as many as other works of the case have.
+      like: other cases, of which a call has at least the gain. The first that is
+        known counts where the call's own case is not.
     """
 
     case: str
     sizes: tuple[int, ...]
+    like: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+
+    def named(self, form: str) -> Work:
+        """The call as one of other cases, "cuda {}" of those that it has."""
+        return Work(form.format(self.case), self.sizes, (*map(form.format, self.like),))
+
+    def works(self) -> list[Work]:
+        """The call, and what it is like, in the order in which tables are asked."""
+        return [Work(case, self.sizes) for case in (self.case, *self.like)]
 
 
 Points = Mapping[tuple[int, ...], Mapping[str, float]]
@@ -261,9 +272,10 @@ def decided_by(work: Work, methods: Sequence[str] = OURS) -> str:
     where = _source()
     if where in ("kernels", "lax"):
         return where
-    for path, table in _tables_for(work, where):
-        if any(table.ratio(work, method) is not None for method in methods):
-            return str(path)
+    for known in work.works():
+        for path, table in _tables_for(known, where):
+            if any(table.ratio(known, method) is not None for method in methods):
+                return str(path)
     return "every table that knows a call"
 
 
@@ -283,19 +295,20 @@ def _best(
     # method nothing follows.
     known: dict[str, float] = {}
 
-    def ask(table: Table) -> None:
+    def ask(table: Table, work: Work) -> None:
         for m in methods:
             ratio = table.ratio(work, m)
             if ratio is not None:
                 known[m] = min(ratio, known.get(m, math.inf))
 
-    for _, table in _tables_for(work, source):
-        ask(table)
-        if known and not table.quick:
-            break
-    if not known:
-        for table in packaged():
-            ask(table)
+    for each in work.works():
+        for _, table in () if known else _tables_for(each, source):
+            ask(table, each)
+            if known and not table.quick:
+                break
+    for each in work.works():
+        for table in () if known else packaged():
+            ask(table, each)
     best = max(known, key=known.__getitem__, default=None)
     if passes == 0:
         return best or methods[0]

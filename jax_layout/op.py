@@ -399,8 +399,7 @@ def _kernel(
     kernel = op.kernel(platform, *ctx.avals_in, **params)
     if kernel is None or kernel.work is None or platform == "cpu":
         return kernel
-    work = dataclasses.replace(kernel.work, case=f"{platform} {kernel.work.case}")
-    return dataclasses.replace(kernel, work=work)
+    return dataclasses.replace(kernel, work=kernel.work.named(f"{platform} {{}}"))
 
 
 def chosen_kernel(

@@ -20,7 +20,8 @@
 //                 "float8_e4m3fn,float8_e5m2"
 //   result_type   string, the dtype of all else
 //   alpha, beta   float64[2], real and imaginary part
-//   activation, derivative  string, "none", "relu", "gelu"
+//   activation, derivative  string, "none", "relu", "gelu"; "gelu_erf" is an
+//                activation alone
 //   bias, aux, sums, workspace, tf32  bool
 //   scales        int64, 0, 2 or 3
 //   method        string, which of the backend's is preferred, "" for any

@@ -69,7 +69,8 @@ inline Status ParseActivation(std::string_view name, Activation* activation) {
   for (const auto& [known, value] :
        {std::pair<std::string_view, Activation>{"none", Activation::kNone},
         {"relu", Activation::kRelu},
-        {"gelu", Activation::kGelu}}) {
+        {"gelu", Activation::kGelu},
+        {"gelu_erf", Activation::kGeluErf}}) {
     if (name == known) {
       *activation = value;
       return Status::Ok();
@@ -107,6 +108,9 @@ inline Status MakeGemmProblem(const GemmAttributes& attributes,
   }
   if (status.ok()) {
     status = ParseActivation(attributes.derivative, &problem->derivative);
+  }
+  if (status.ok() && problem->derivative == Activation::kGeluErf) {
+    status = Status::Error("gemm: the derivative of gelu_erf is not fused.");
   }
   if (!status.ok()) return status;
   if (attributes.alpha.size() != 2 || attributes.beta.size() != 2) {

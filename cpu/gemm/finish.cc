@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numbers>
 #include <type_traits>
 
 #include "cpu/clones.h"
@@ -144,15 +145,9 @@ JAX_LAYOUT_INLINE double GeluSigmoid(double x) {
   return 0.5 * (1 + std::tanh(u));
 }
 
-// e^-2u = 2^n e^r with |r| <= ln(2) / 2. Beyond the bounds, for which 2^n is
-// finite, the result is 0 or 1 within f32.
-JAX_LAYOUT_INLINE float GeluSigmoid(float x) {
-  constexpr float kScale = -2 * kGeluScale;
+// e^t = 2^n e^r with |r| <= ln(2) / 2, for t in [-87, 87]: 2^n is finite.
+JAX_LAYOUT_INLINE float Exp(float t) {
   constexpr float kRound = 12582912.f;  // 1.5 * 2^23: the sum's last bit is 1
-  const float exponent =
-      x * (kScale + static_cast<float>(-2 * kGeluScale * kGeluCube) * (x * x));
-  float t = exponent < -87.f ? -87.f : exponent;  // itself where it is NaN
-  t = t > 87.f ? 87.f : t;
   const float shifted = t * 1.44269504f + kRound;
   const float n = shifted - kRound;
   const float r = (t - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -164,8 +159,38 @@ JAX_LAYOUT_INLINE float GeluSigmoid(float x) {
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.f;
   const uint32_t power = (std::bit_cast<uint32_t>(shifted) + 127u) << 23;
-  const float s = 1.f / (1.f + p * std::bit_cast<float>(power));
+  return p * std::bit_cast<float>(power);
+}
+
+// Of e^-2u. Beyond Exp's bounds the result is 0 or 1 within f32.
+JAX_LAYOUT_INLINE float GeluSigmoid(float x) {
+  constexpr float kScale = -2 * kGeluScale;
+  const float exponent =
+      x * (kScale + static_cast<float>(-2 * kGeluScale * kGeluCube) * (x * x));
+  float t = exponent < -87.f ? -87.f : exponent;  // itself where it is NaN
+  t = t > 87.f ? 87.f : t;
+  const float s = 1.f / (1.f + Exp(t));
   return exponent > 87.f ? 0.f : s;  // also where z is so large that s matters
+}
+
+JAX_LAYOUT_INLINE double GeluErf(double z) {
+  return 0.5 * z * std::erfc(-z / std::numbers::sqrt2);
+}
+
+// As GeluErf of cpu/vectors/epilogue.h, by the same polynomial.
+JAX_LAYOUT_INLINE float GeluErf(float z) {
+  const float magnitude = z < 0 ? -z : z;
+  const float a = magnitude < 12.f ? magnitude : 12.f;
+  const float t = 1.f / (1.f + 0.3f * a);
+  float p = 0x1.2cfc8ep-5f;
+  p = p * t - 0x1.4b1e7ap-3f;
+  p = p * t + 0x1.b68b50p-3f;
+  p = p * t - 0x1.f30ea2p-5f;
+  p = p * t + 0x1.0f3cd8p-3f;
+  p = p * t + 0x1.945a94p-4f;
+  p = p * t + 0x1.ef684cp-4f;
+  p = p * t + 0x1.e9f2c0p-4f;
+  return (z < 0 ? 0.f : z) - a * (p * t * Exp(-0.5f * a * a));
 }
 
 template <class W>
@@ -212,6 +237,8 @@ JAX_LAYOUT_INLINE void FinishPiece(const GemmProblem& problem, WideOf<T> alpha,
       for (int64_t i = 0; i < count; ++i) z[i] = z[i] < 0 ? 0 : z[i];
     } else if (problem.activation == Activation::kGelu) {
       for (int64_t i = 0; i < count; ++i) z[i] = z[i] * GeluSigmoid(z[i]);
+    } else if (problem.activation == Activation::kGeluErf) {
+      for (int64_t i = 0; i < count; ++i) z[i] = GeluErf(z[i]);
     }
     if (problem.derivative == Activation::kRelu) {
       for (int64_t i = 0; i < count; ++i) {

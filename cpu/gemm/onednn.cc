@@ -104,6 +104,8 @@ dnnl_status_t MakeAttr(const GemmProblem& problem, Way way, Attr* attr) {
     }
     if (problem.activation == Activation::kGelu) {
       eltwise(dnnl_eltwise_gelu_tanh, 0.f);
+    } else if (problem.activation == Activation::kGeluErf) {
+      eltwise(dnnl_eltwise_gelu_erf, 0.f);
     }
   }
   if (!status) status = dnnl.primitive_attr_set_post_ops(*attr, ops);

@@ -20,7 +20,8 @@ constexpr int64_t kMaxBatch = 65535;
 std::string Describe(const GemmProblem& problem) {
   const GemmPlan& plan = problem.plan;
   const auto name = [](Activation activation) {
-    return activation == Activation::kRelu ? "relu" : "gelu";
+    if (activation == Activation::kRelu) return "relu";
+    return activation == Activation::kGelu ? "gelu" : "gelu_erf";
   };
   std::string text =
       "m=" + std::to_string(plan.m) + ", n=" + std::to_string(plan.n) +
@@ -136,6 +137,9 @@ std::string Refusal(const GemmProblem& problem) {
       (IsComplex(problem.result) || problem.result == DType::kS32)) {
     return "has nothing but the product for integers and complex numbers";
   }
+  if (problem.activation == Activation::kGeluErf) {
+    return "has no gelu of the error function";
+  }
   // Its gelu is off by 2.6e-10 in float64, on an H100 with CUDA 13.0: constants
   // or a tanh that are not of that precision.
   if ((problem.activation == Activation::kGelu ||
@@ -225,6 +229,8 @@ lt::Epilogue ChooseEpilogue(const GemmProblem& problem) {
     case Activation::kGelu:
       if (problem.aux) return problem.bias ? lt::kGeluAuxBias : lt::kGeluAux;
       return problem.bias ? lt::kGeluBias : lt::kGelu;
+    case Activation::kGeluErf:
+      break;
   }
   return lt::kDefault;
 }

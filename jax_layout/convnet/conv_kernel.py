@@ -155,7 +155,7 @@ def _product(
     if found is None or found.work is None:
         return None
     # What it is faster than is XLA's convolution, not its product.
-    work = dataclasses.replace(found.work, case=f"{found.work.case} convolution")
+    work = found.work.named("{} convolution")
     found = by_choice(dataclasses.replace(found, work=work))
     if found is None:
         return None

@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import primitives
 
 from jax_layout import _backends, _compat, choices
-from jax_layout.install import attention, pooling, products, rules
+from jax_layout.install import calls, pooling, products, rules
 from jax_layout.install.record import Lowered, Record
 from jax_layout.install.rules import Program, Rule
 from jax_layout.optimize.optimize import with_channels_last
@@ -217,8 +217,8 @@ def _rewritten(name: str, jaxpr: Any, platform: str, for_export: bool) -> Any:
             log.add(Lowered(name, "layout", "of convolutions", "channels-last", less))
     if "dot_general" not in state.operators:
         return jaxpr
-    program, calls = attention.with_calls(jaxpr)
-    for call in calls:
+    program, ours = calls.with_calls(jaxpr)
+    for call in ours:
         arrays = ", ".join(v.aval.str_short() for v in call.invars[:3])
         log.add(Lowered(name, "dot_general", arrays, call.primitive.name))
     return program

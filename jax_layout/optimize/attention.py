@@ -35,6 +35,7 @@ from jax_layout.optimize.softmax import (
     Finder,
     found,
 )
+from jax_layout.optimize.splice import live, spliced
 from jax_layout.plain import jnp, lax
 
 # A bias of no more than this leaves nothing of a score, but of one that it hides.
@@ -97,7 +98,7 @@ def attended(
         after += instead.get(i, [])
         if id(eqn) not in gone:
             after.append(eqn)
-    return _live(after, results), calls
+    return live(after, results), calls
 
 
 def _whole(
@@ -472,7 +473,7 @@ def _forward(attention: Attention, call: Call) -> tuple[list[Equation], list[Any
 
     given = [*(v for v, _ in call.operands), *leaves]
     out = attention.dot.outvars if attention.dot else []
-    eqns, results = _spliced(forward, given, out, attention.dot or attention.core.dot)
+    eqns, results = spliced(forward, given, out, attention.dot or attention.core.dot)
     return eqns, results[len(out) :]
 
 
@@ -499,51 +500,7 @@ def _backward(attention: Attention, call: Call, kept: Sequence[Any]) -> list[Equ
 
     results = [eqn.outvars[0] for eqn in eqns]
     source = attention.dot or attention.core.dot
-    return _spliced(backward, [ct, *kept], results, source)[0]
-
-
-def _spliced(
-    function: Callable[..., list[Any]],
-    operands: Sequence[Any],
-    results: Sequence[Any],
-    source: Equation,
-) -> tuple[list[Equation], list[Any]]:
-    """The equations of a function of a program's variables, and its results.
-
-    Args:
-      function: on arrays.
-      operands: variables.
-      results: variables that its first results become.
-      source: the equation in whose place it is.
-    """
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
-    jaxpr = _compat.live_jaxpr(jax.make_jaxpr(function)(*avals))
-    names = dict(zip(jaxpr.invars, operands, strict=True))
-    names.update(zip(jaxpr.outvars, results, strict=False))
-
-    def named(v: Any) -> Any:
-        return v if isinstance(v, Literal) else names.get(v, v)
-
-    eqns = [
-        eqn.replace(
-            invars=[named(v) for v in eqn.invars],
-            outvars=[named(v) for v in eqn.outvars],
-            source_info=source.source_info,
-        )
-        for eqn in jaxpr.eqns
-    ]
-    return eqns, [named(v) for v in jaxpr.outvars]
-
-
-def _live(eqns: Sequence[Equation], results: Sequence[Any]) -> list[Equation]:
-    """What results need, and what has effects."""
-    needed = {v for v in results if not isinstance(v, Literal)}
-    kept = []
-    for eqn in reversed(eqns):
-        if eqn.effects or any(v in needed for v in eqn.outvars):
-            kept.append(eqn)
-            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-    return kept[::-1]
+    return spliced(backward, [ct, *kept], results, source)[0]
 
 
 # --- where they lie

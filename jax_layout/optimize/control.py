@@ -245,7 +245,7 @@ def _body(
       variables: the carry's, outside of the loop.
       rest: formats of what is new in each turn.
     """
-    planner = dataclasses.replace(planner, weights=True)
+    planner = dataclasses.replace(planner, weights=True, in_loop=True)
     tried: list[tuple[int, _Body]] = []
     # Row-major, as it comes; then as the body gives it, and as the body reads it.
     plain = [row_major(v.aval.ndim) for v in variables]

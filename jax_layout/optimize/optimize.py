@@ -72,6 +72,7 @@ class LayoutReport:
       barriers: how often each primitive without a rule got a converted operand.
       attentions: products and softmaxes that became a call of attention, or of its
         gradients.
+      layers: products, biases and gelus that became one call.
     """
 
     original_bytes: int
@@ -80,6 +81,7 @@ class LayoutReport:
     conversions: int
     barriers: dict[str, int]
     attentions: int = 0
+    layers: int = 0
 
 
 def _convolution(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
@@ -374,7 +376,7 @@ def trace(
         plan, cost = _planned(planner, closed, formats, ends)
         # Kernels are a gain; so are weights that are laid out once. Where neither
         # kernels nor formats of ours are, transposes are best where XLA has them.
-        gain = cost.kernels > 0 or weights
+        gain = cost.kernels > 0 or bool(planner.layers) or weights
         less = cost.bytes_moved < total and holds_ours(closed)
         scores = sum(planner.attended.values())  # that nobody writes
         better = less or (gain and cost.bytes_moved <= total + scores)
@@ -385,6 +387,7 @@ def trace(
             cost.conversions,
             dict(cost.barriers),
             len(planner.attended) if better else 0,
+            len(planner.layers) if better else 0,
         )
         if better and candidate is not anchors[-1] and not weights:
             # Kernels that read any order move less where they are.

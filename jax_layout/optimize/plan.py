@@ -23,6 +23,7 @@ from jax_layout.formats.memory_format import MemoryFormat, row_major
 from jax_layout.optimize.attention import attended
 from jax_layout.optimize.convolution import Anchor
 from jax_layout.optimize.cut import TRANSPOSES, least_cost
+from jax_layout.optimize.layers import layered
 from jax_layout.optimize.products import (
     PRODUCTS,
     attention,
@@ -185,6 +186,7 @@ class Planner:
         `jax.checkpoint` know them.
       plain: whether convolutions stay jax's own, which kernels of ours lower when
         they are next.
+      in_loop: whether what is planned is a loop's, or in one.
       asked: formats that the user has asked for a value, by variable.
       known: plans and jaxprs made so far; loops ask for the same ones again.
       packed: variables that are wanted in the own order of the kernels that read
@@ -194,6 +196,7 @@ class Planner:
       kept: results of transposes beside products of XLA's, which it has there already.
       attended: results of calls of attention that were products and softmaxes, with
         the bytes of scores that are not written and read.
+      layers: results of calls that were products, biases and gelus.
     """
 
     anchor: Anchor
@@ -202,6 +205,7 @@ class Planner:
     weights: bool = False
     keep_products: bool = False
     plain: bool = False
+    in_loop: bool = False
     asked: dict[Any, MemoryFormat] = dataclasses.field(default_factory=dict)
     known: dict[Any, Any] = dataclasses.field(default_factory=dict)
     packed: set[Any] = dataclasses.field(default_factory=set)
@@ -209,6 +213,7 @@ class Planner:
     theirs: set[Any] = dataclasses.field(default_factory=set)
     kept: set[Any] = dataclasses.field(default_factory=set)
     attended: dict[Any, int] = dataclasses.field(default_factory=dict)
+    layers: set[Any] = dataclasses.field(default_factory=set)
 
     def plan(
         self,
@@ -228,7 +233,7 @@ class Planner:
           trips: how often the loop runs.
         """
         ends = () if ends is None else tuple(ends)
-        options = self.weights, self.keep_products
+        options = self.weights, self.keep_products, self.in_loop
         key = (id(closed), tuple(formats), ends, constants, trips, *options)
         if key not in self.known:
             jaxpr, captured = self._opened(closed)
@@ -251,7 +256,7 @@ class Planner:
             # What has this id stays alive as long as the key is known.
             flat, captured = opened(closed, self.plain)
             if not self.keep_products:
-                flat = self._attended(flat, captured)
+                flat = self._with_calls(flat, captured)
             self.known[id(closed)] = closed, (flat, captured)
             self.theirs.update(attention(flat.eqns))
             fused = fused_transposes(flat.eqns, flat.outvars)
@@ -259,13 +264,15 @@ class Planner:
             self.kept.update(v for v, near in fused.items() if self._keeps(near))
         return self.known[id(closed)][1]
 
-    def _attended(self, flat: Flat, captured: Sequence[Value]) -> Flat:
-        """A jaxpr with calls in place of each attention that is worth one."""
+    def _with_calls(self, flat: Flat, captured: Sequence[Value]) -> Flat:
+        """A jaxpr with calls in place of each attention and layer that is worth one."""
         first = flat.invars[: len(captured)]
         values = zip(first, (x.get(x.format) for x in captured), strict=True)
         known = {v: x for v, x in values if not isinstance(x, jax.core.Tracer)}
         eqns, calls = attended(flat.eqns, flat.outvars, known)
         self.attended.update(calls)
+        eqns, layers = layered(eqns, flat.outvars, known)
+        self.layers.update(layers)
         return dataclasses.replace(flat, eqns=eqns)
 
     def _keeps(
@@ -273,14 +280,16 @@ class Planner:
     ) -> bool:
         """Whether products are XLA's, whether or not they read through a transpose."""
         return bool(products) and not any(
-            dot_general(eqn, formats, self._stays(eqn)).ours
+            self._product(eqn, formats).ours
             for eqn, read in products
             for formats in (read, [row_major(f.ndim) for f in read])
         )
 
-    def _stays(self, eqn: Equation) -> bool:
-        """Whether a product stays `jax.lax.dot_general`."""
-        return self.keep_products or eqn.outvars[0] in self.theirs
+    def _product(
+        self, eqn: Equation, formats: Formats, wish: MemoryFormat | None = None
+    ) -> Step:
+        stays = self.keep_products or eqn.outvars[0] in self.theirs
+        return dot_general(eqn, formats, stays, wish, in_loop=self.in_loop)
 
     def read_once(self, closed: Any) -> list[Any]:
         """The operands of a jaxpr that one equation reads, and nothing else."""
@@ -360,7 +369,7 @@ class Planner:
             for f, v in zip(formats, eqn.invars, strict=True)
         ]
         if name == "dot_general":
-            step = dot_general(eqn, formats, self._stays(eqn), wish)
+            step = self._product(eqn, formats, wish)
         elif name in PRODUCTS:
             step = own_product(eqn, formats, wish)
         elif name == "transpose" and wish is None and eqn.outvars[0] in self.kept:

@@ -29,7 +29,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_layout import _compat
 from jax_layout.arguments import accumulator, placement, same_kind, sent, widest
 from jax_layout.op import Kernel, Op, batch_of, define, jvp_of
-from jax_layout.plain import jnp, nn
+from jax_layout.plain import jnp, lax, nn
 from jax_layout.products.gemm import (
     GEMM_DTYPES,
     contract,
@@ -43,7 +43,9 @@ _ACTIVATIONS: dict[str | None, Callable[[Array], Array]] = {
     None: lambda z: z,
     "relu": nn.relu,
     "gelu": functools.partial(nn.gelu, approximate=True),
+    "gelu_erf": functools.partial(nn.gelu, approximate=False),
 }
+_GELUS = ("gelu", "gelu_erf")
 
 
 def linear(
@@ -76,8 +78,8 @@ def linear(
         its kind of floating point.
       bias: shape `(out_features,)`, dtype of the result, or a wider one of its kind
         of floating point.
-      activation: None, "relu" or "gelu" (the tanh approximation, as
-        `jax.nn.gelu`).
+      activation: None, "relu", "gelu" (the tanh approximation, as `jax.nn.gelu`) or
+        "gelu_erf" (the exact one, of the error function, as PyTorch's).
       weight_grad: shape of `weight`, floating point: the sum of the gradients so
         far.
       precision: as in `jax.lax.dot_general`. Below HIGHEST, a GPU may round
@@ -184,10 +186,11 @@ def _sparse(
 def check_activation(name: str, activation: Any, dtype: Any) -> None:
     if activation not in _ACTIVATIONS:
         raise ValueError(
-            f'{name}: activation must be None, "relu" or "gelu", got {activation!r}.'
+            f'{name}: activation must be None, "relu", "gelu" or "gelu_erf", '
+            f"got {activation!r}."
         )
-    if activation == "gelu" and not jnp.issubdtype(dtype, jnp.inexact):
-        raise TypeError(f"{name}: gelu is for floating point, got {dtype}.")
+    if activation in _GELUS and not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(f"{name}: {activation} is for floating point, got {dtype}.")
 
 
 def activate(z: Array, activation: str | None) -> Array:
@@ -272,7 +275,7 @@ def _jvp(
     **params: Any,
 ) -> tuple[Any, Any]:
     a, b, *bias = primals
-    keep = aux or activation == "gelu"
+    keep = aux or activation in _GELUS
     out = linear_p(*primals, activation=activation, aux=keep, **params)
     dz = _tangent(primals, tangents, **params)
     dy = _differentiate(dz, activation, *out)
@@ -284,8 +287,9 @@ def _differentiate(dz: Array, activation: str | None, y: Array, *z: Array) -> Ar
 
     Relu's follows from its result alone, gelu's needs its argument.
     """
-    if activation == "gelu":
-        return dz * _gelu_derivative(z[0]).astype(dz.dtype)
+    if activation in _GELUS:
+        slope = _gelu_derivative if activation == "gelu" else _gelu_erf_derivative
+        return dz * slope(z[0]).astype(dz.dtype)
     if activation == "relu":
         return jnp.where(y > 0, dz, jnp.zeros_like(dz))
     return dz
@@ -297,6 +301,13 @@ def _gelu_derivative(z: Array) -> Array:
     c, d = math.sqrt(2 / math.pi), 0.044715
     t = jnp.tanh(c * (z + d * z**3))
     return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * c * (1 + 3 * d * z * z)
+
+
+def _gelu_erf_derivative(z: Array) -> Array:
+    """The derivative of z P(z), the normal distribution's: P(z) + z P'(z)."""
+    z = z.astype(accumulator(z.dtype))
+    below = 0.5 * lax.erfc(-z * math.sqrt(0.5))
+    return below + z * jnp.exp(-0.5 * z * z) * math.sqrt(0.5 / math.pi)
 
 
 def _batch(
@@ -546,7 +557,7 @@ def _accumulating(
     def forward(
         x: Array, weight: Array, bias: Array | None, weight_grad: Array
     ) -> tuple[Array, Any]:
-        out = apply(x, weight, bias, aux=activation == "gelu")
+        out = apply(x, weight, bias, aux=activation in _GELUS)
         return out[0], (x, weight, bias, weight_grad, out)
 
     def backward(saved: Any, ct: Array) -> tuple[Array | None, ...]:

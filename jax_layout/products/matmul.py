@@ -64,7 +64,8 @@ def gemm(
         conjugate transpose.
       transpose_b: the same for b.
       bias: shape `(n,)`, dtype of the result.
-      activation: None, "relu" or "gelu" (the tanh approximation).
+      activation: None, "relu", "gelu" (the tanh approximation) or "gelu_erf" (the
+        exact one).
       scale_a: for a of float8_e4m3fn or float8_e5m2: float32 of shape `()`, by which
         a is multiplied. With any of the scales, b may be of the other 8-bit dtype.
       scale_b: the same for b.

@@ -18,6 +18,9 @@ inline double GeluSigmoid(double z) {
 
 inline double Activated(Activation activation, double z) {
   if (activation == Activation::kNone) return z;
+  if (activation == Activation::kGeluErf) {
+    return 0.5 * z * std::erfc(-z / std::sqrt(2.));
+  }
   return activation == Activation::kRelu ? (z > 0 ? z : 0) : z * GeluSigmoid(z);
 }
 

@@ -383,7 +383,7 @@ def test_products_around_a_softmax_go_together(worth, monkeypatch):
     products = sys.modules["jax_layout.install.products"]
     monkeypatch.setattr(products, "attends", lambda *_: worth)
     # Where they do not become attention.
-    attention = sys.modules["jax_layout.install.attention"]
+    attention = sys.modules["jax_layout.install.calls"]
     monkeypatch.setattr(attention, "with_calls", lambda jaxpr: (jaxpr, []))
     q, k, v = (array(2, 24, 3, 16, seed=i) for i in range(3))
     expected, found, record, hlo = both(attend, q, k, v)

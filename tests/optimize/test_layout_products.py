@@ -13,6 +13,7 @@ from jax import lax
 import jax_layout as jl
 from hlo import compiled, count, kernels
 from jax_layout import _backends, choices
+from jax_layout.tune.table import text
 
 needs_kernels = pytest.mark.skipif(
     not _backends.available("cpu"), reason="the extension module is missing"
@@ -315,3 +316,25 @@ def test_a_weight_of_few_rows_is_not_moved_for_a_faster_product(monkeypatch):
     assert moves(f, x, w, v) == 0  # XLA reads it as it lies
     found = primitives(jax.make_jaxpr(jl.optimize_layout(f))(x, w, v).jaxpr)
     assert (found["gemm"], found["dot_general"]) == (1, 1)
+
+
+@needs_kernels
+def test_a_small_product_in_a_loop_has_to_gain_more(tmp_path):
+    x, w = normal(64, 64), normal(64, 64, seed=1)
+
+    def once(x):
+        return x @ w
+
+    def often(x):
+        return lax.scan(lambda x, _: (x @ w, None), x, None, length=3)[0]
+
+    work = choices.Work("gemm float32 NN", (64, 64, 64, 1))
+    for ratio, ours in ((1.2, [1, 0]), (1.4, [1, 1])):
+        path = tmp_path / f"{ratio}.json"
+        path.write_text(text({work: {"oneDNN": ratio}}))
+        jl.use_choices(path)
+        try:
+            jaxprs = [jax.make_jaxpr(jl.optimize_layout(f))(x) for f in (once, often)]
+        finally:
+            jl.use_choices(None)
+        assert [primitives(jaxpr.jaxpr)["gemm"] for jaxpr in jaxprs] == ours

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
 from jax_layout import _backends
 
@@ -156,7 +157,16 @@ def gelu_derivative(z):
     return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * slope
 
 
-ACTIVATIONS = {"none": lambda z: z, "relu": lambda z: np.maximum(z, 0), "gelu": gelu}
+def gelu_erf(z):
+    return 0.5 * z * scipy.special.erfc(-z / np.sqrt(2))
+
+
+ACTIVATIONS = {
+    "none": lambda z: z,
+    "relu": lambda z: np.maximum(z, 0),
+    "gelu": gelu,
+    "gelu_erf": gelu_erf,
+}
 DERIVATIVES = {"relu": lambda z: z > 0, "gelu": gelu_derivative}
 
 
@@ -233,7 +243,7 @@ def test_alpha_and_beta(alpha, beta, types):
 
 
 @pytest.mark.parametrize("types", REAL, ids="-".join)
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+@pytest.mark.parametrize("activation", [*ACTIVATIONS])
 @pytest.mark.parametrize("aux", [False, True], ids=["", "aux"])
 @pytest.mark.parametrize("alpha, beta", [(1, 0), (0.5, 0), (1, 1), (0.5, 0.25)])
 def test_bias_and_activation(alpha, beta, aux, activation, types):
@@ -314,7 +324,7 @@ def test_nan(types, size):
 
 
 @pytest.mark.parametrize("types", REAL, ids="-".join)
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_erf"])
 @pytest.mark.parametrize("aux", [False, True], ids=["", "aux"])
 def test_activation_of_special_values(activation, aux, types):
     a = jnp.array([[np.nan], [np.inf], [300.0], [-300.0], [0.0]], types[0])

@@ -17,7 +17,12 @@ import jax_layout as jl
 from hlo import collectives, compiled, count
 
 gelu = functools.partial(jax.nn.gelu, approximate=True)
-ACTIVATIONS = {None: lambda z: z, "relu": jax.nn.relu, "gelu": gelu}
+ACTIVATIONS = {
+    None: lambda z: z,
+    "relu": jax.nn.relu,
+    "gelu": gelu,
+    "gelu_erf": functools.partial(jax.nn.gelu, approximate=False),
+}
 
 
 def operands(x=(8, 16), out=24, dtype=jnp.float64, bias=True):

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call of attention in place of dot, softmax, dot, before a program is lowered.
+"""One call of attention in place of dot, softmax, dot, and one of each product with a
+gelu, before a program is lowered.
 
-What is between two products is not to be seen when the first is lowered. So a program
-that holds some is lowered from equations with the calls in.
+What is behind a product is not to be seen when it is lowered. So a program that holds
+some is lowered from equations with the calls in.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jax_layout import _compat
 from jax_layout.optimize.attention import attended
+from jax_layout.optimize.layers import CURVES, layered
 from jax_layout.optimize.plan import opened
 
 # The jaxprs, by parameter, of what repeats or chooses, and has no derivative here.
@@ -25,7 +28,7 @@ _INNER = {
 
 
 def with_calls(closed: Any) -> tuple[Any, list[Any]]:
-    """A program with calls in place of each attention that is worth one.
+    """A program with calls in place of each attention and layer that is worth one.
 
     Args:
       closed: its jaxpr.
@@ -33,14 +36,16 @@ def with_calls(closed: Any) -> tuple[Any, list[Any]]:
     Returns:
       its jaxpr, the same one if there is none; and the calls, equations.
     """
-    if closed.effects or not _may_attend(closed.jaxpr):
+    if closed.effects or not _may_gain(closed.jaxpr):
         return closed, []
     flat, captured = opened(closed)
     given = flat.invars[: len(captured)]
     values = [x.get(x.format) for x in captured]
     known = dict(zip(given, values, strict=True))
     eqns, results = attended(flat.eqns, flat.outvars, known)
-    calls = [eqn for eqn in eqns if eqn.outvars and eqn.outvars[0] in results]
+    eqns, layers = layered(eqns, flat.outvars, known)
+    ours = {*results, *layers}
+    calls = [eqn for eqn in eqns if eqn.outvars and eqn.outvars[0] in ours]
     for i, eqn in enumerate(eqns):
         eqns[i], inner = _with_inner_calls(eqn)
         calls += inner
@@ -74,9 +79,10 @@ def _with_inner_calls(eqn: Any) -> tuple[Any, list[Any]]:
     return (eqn.replace(params=params) if calls else eqn), calls
 
 
-def _may_attend(jaxpr: Any) -> bool:
-    names = list(_names(jaxpr))
-    return "exp" in names and names.count("dot_general") >= 2
+def _may_gain(jaxpr: Any) -> bool:
+    names = collections.Counter(_names(jaxpr))
+    attention = names["exp"] and names["dot_general"] >= 2
+    return bool(attention or names["dot_general"] and names.keys() & CURVES)
 
 
 def _names(jaxpr: Any) -> Any:
