@@ -181,7 +181,11 @@ def _is(case: CaseResult, wanted: tuple[str, ...]) -> bool:
 
 def table(found: dict[str, list[Report]], titles: Iterable[str] | None = None) -> str:
     """How many times as fast as plain JAX and torch, a pair of columns a processor."""
-    chosen = columns(found)
+    files = {file for _, file, *_ in rows()}
+    chosen = [
+        {name: report for name, report in column.items() if name in files}
+        for column in columns(found)
+    ]
     heads = [f"{title(column)}: to plain JAX | to torch" for column in chosen]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "--:|--:|" * len(chosen)]
     for name, file, warm, wanted in rows():
@@ -394,6 +398,20 @@ def indices(report: Report) -> str:
     return _pivoted("| |", heads, rows)
 
 
+def convolutions(report: Report) -> str:
+    """A row a convolution, or a network: times in ms, and how many times ours."""
+    families = ("ours", "lax", "torch", "torch last")
+    heads = "| | | ours | lax | torch | last | to lax | to torch | to last |"
+    lines = [heads, "|---|---|" + "--:|" * 7]
+    for case in report.cases:
+        samples = [case.sample(family, False) for family in families]
+        cells = [case.name, _DTYPES.get(case.config["dtype"], case.config["dtype"])]
+        cells += [figure(1e3 * s.median, 2) if s else "" for s in samples]
+        cells += [figure(case.speedup(family, False)) for family in families[1:]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
 def operators(report: Report) -> str:
     """A row an operator and a shape: forward and gradient, in either memory format."""
     keys = [(g, f) for f in ("NCHW", "NHWC") for g in ("forward", "gradient")]
@@ -486,9 +504,14 @@ def gpu_choices() -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def renewed(page: str, made: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
-    """The text of a page with what stands between its marks made anew."""
-    begin, end = marks
+def marks(of: str) -> tuple[str, str]:
+    """What encloses the second table of a page."""
+    return BEGIN.replace("figures", of), END.replace("figures", of)
+
+
+def renewed(page: str, made: str, between: tuple[str, str] = (BEGIN, END)) -> str:
+    """The text of a page with what stands between two marks made anew."""
+    begin, end = between
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(end)
     return f"{before}{begin}\n{made}\n{end}{after}"
@@ -503,11 +526,13 @@ def pages(found: dict[str, list[Report]]) -> dict[Path, str]:
         PRODUCTS: renewed(PRODUCTS.read_text(), bounds(found, "gemm", "linear")),
         ATTENTION: renewed(ATTENTION.read_text(), bounds(found, "attention")),
         INDEX: renewed(INDEX.read_text(), by_case(found, "index", indices)),
-        FORMATS: renewed(FORMATS.read_text(), by_case(found, "operators", operators)),
+        FORMATS: renewed(
+            renewed(FORMATS.read_text(), by_case(found, "operators", operators)),
+            by_case(found, "conv", convolutions),
+            marks("convolutions"),
+        ),
         GPU: renewed(
-            renewed(GPU.read_text(), gpu_permutes()),
-            gpu_choices(),
-            (BEGIN.replace("figures", "choices"), END.replace("figures", "choices")),
+            renewed(GPU.read_text(), gpu_permutes()), gpu_choices(), marks("choices")
         ),
     }
 

@@ -37,6 +37,7 @@ _SIZES = [
     *((2048, n, 1024) for n in (1, 4, 16, 64)),
     *((1024, 1024, k) for k in (1, 4, 16, 64)),
     *((m, n, k) for m in (128, 197) for n, k in ((768, 768), (3072, 768), (768, 3072))),
+    *((m, 256, 1024) for m in (64, 512)),  # keys and values of grouped heads
 ]
 _QUICK_SIZES = [
     *((m, n, k) for m in (1, 8, 32, 256) for n, k in _WEIGHTS[1:4]),
@@ -155,6 +156,21 @@ def _layers(quick: bool) -> Iterator[Case]:
                 g = with_gradient(f, 3)
                 given, kinked = (*operands, (m, n)), activation == "relu"
                 yield case_of(f"{kind}, gradient", g, dtype, *given, kinked=kinked)
+
+
+def _gelus(quick: bool) -> Iterator[Case]:
+    """Layers of jax's own operators, as transformers have them."""
+    rows, layers = (64, 128, 197, 512, 2048), ((3072, 768), (4096, 1024), (1024, 256))
+    forms = itertools.product(("float32", "bfloat16"), rows, layers)
+    for i, (dtype, m, (n, k)) in enumerate([] if quick else forms):
+        for approximate in (True, False)[: 1 if i % 2 else 2]:
+
+            def f(x: Any, w: Any, b: Any, approximate: bool = approximate) -> Any:
+                return nn.gelu(x @ w + b, approximate=approximate)
+
+            kind = f"{'gelu' if approximate else 'gelu_erf'} behind a product"
+            shapes = (m, k), (k, n), (n,)
+            yield case_of(kind, f, dtype, *shapes, operators=("dot_general",))
 
 
 def _recurrence(xs: Any, w: Any) -> Any:
@@ -567,7 +583,7 @@ def _matrix_sums(quick: bool) -> Iterator[Case]:
         yield case_of(f"geam T{'NT'[other]}", f, dtype, (n, n), (n, n))
 
 
-_FAMILIES = (_products, _batches, _projections, _layers, _attention,
+_FAMILIES = (_products, _batches, _projections, _layers, _gelus, _attention,
              attention_cases.attention, attention_cases.caches, _recurrences,
              _convolutions, _permutes, _rows, _segments, _norms, _matrix_sums,
              pooling_cases.pooling)  # fmt: skip
