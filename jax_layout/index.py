@@ -386,6 +386,7 @@ def _add_lax(
     clip: bool,
     deterministic: bool,
     wrap: bool = True,
+    promised: rows.Promises = rows.NOTHING_PROMISED,
 ) -> Array:
     batch = index.ndim - 1
     floating = jnp.issubdtype(source.dtype, jnp.floating)
@@ -397,7 +398,9 @@ def _add_lax(
         if clip:
             named = rows.resolve(index, extent, clip, wrap)
         add_to = y.at[(*at, named)].add
-        return add_to(source, mode="drop", wrap_negative_indices=wrap)
+        return add_to(
+            source, mode="drop", wrap_negative_indices=wrap, **promised._asdict()
+        )
 
     def sum_up(index: Array, source: Array, *x: Array) -> Array:
         shape = (*source.shape[:axis], extent, *source.shape[axis + 1 :])
@@ -422,6 +425,7 @@ def _add_kernel(
     clip: bool,
     deterministic: bool,
     wrap: bool = True,
+    promised: rows.Promises = rows.NOTHING_PROMISED,
 ) -> Kernel | None:
     dtype = source.dtype
     if source.size == 0 or extent == 0:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +19,17 @@ from jax.sharding import AxisType
 
 from jax_layout.choices import Work
 from jax_layout.plain import jnp
+
+
+class Promises(NamedTuple):
+    """What the caller says of an index, as `lax.scatter` is told; kernels of ours
+    make nothing of it."""
+
+    indices_are_sorted: bool = False
+    unique_indices: bool = False
+
+
+NOTHING_PROMISED = Promises()
 
 
 def signed(index: Array) -> Array:

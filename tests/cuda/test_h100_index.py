@@ -100,3 +100,22 @@ def test_axes_that_are_not_indexed_need_no_collective(spec):
     hlo = compiled(f, (selected(1), "float32"), index, spec=spec, devices=4)
     assert kernels(hlo) == 1 and collectives(hlo) == {}
     assert count("transpose", hlo) == count("copy", hlo) == scattered(hlo) == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["segment_sum", "segment_max", "segment_min"])
+def test_segments_in_order_are_reduced_as_jaxs(name, dtype):
+    """0.9 ms, for 57 if XLA does not know: a million rows in ten, bfloat16 maxima."""
+    avals = (X[0], dtype), (X[0][:1], "int32")
+    ours, theirs = (
+        compiled(
+            functools.partial(
+                getattr(module, name), num_segments=40, indices_are_sorted=True
+            ),
+            *avals,
+        )
+        for module in (jl, jax.ops)
+    )
+    for hlo in (ours, theirs):
+        assert hlo.count("indices_are_sorted=true") == count("scatter", hlo) == 1
+    assert kernels(ours) == 0

@@ -170,6 +170,25 @@ def test_kernels_run(name):
     assert grads == (1 if name == "segment_sum" else 4)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("are_sorted, unique", [(True, False), (False, True)])
+def test_xla_is_told_what_is_promised(are_sorted, unique, name):
+    """A GPU needs 0.9 ms of sorted rows, 57 of the same rows if it does not know."""
+    x, ids = array((640, 64), "float32"), jnp.arange(640)
+    f = functools.partial(
+        getattr(jl, name),
+        num_segments=700,
+        indices_are_sorted=are_sorted,
+        unique_indices=unique,
+    )
+    lowered = jax.jit(f).trace(x, ids).lower(lowering_platforms=("cuda",)).as_text()
+    assert lowered.count(f"indices_are_sorted = {are_sorted}".lower()) == 1
+    assert lowered.count(f"unique_indices = {unique}".lower()) == 1
+    many = jax.vmap(f)(jnp.stack([x, 2 * x]), jnp.stack([ids, ids + 1]))
+    for y, row, index in zip(many, (x, 2 * x), (ids, ids + 1), strict=True):
+        np.testing.assert_array_equal(y, getattr(jax.ops, name)(row, index, 700))
+
+
 def test_on_a_gpu_sums_are_xlas():
     avals = [jax.typeof(x) for x in (jnp.arange(8), array((8, 4)))]
     options = {"axis": 0, "extent": 3, "clip": False, "deterministic": True}
