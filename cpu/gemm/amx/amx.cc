@@ -42,8 +42,12 @@ constexpr int64_t kTaskElements = 64 << 10;
 // so short that the tiles would wait for the stores.
 constexpr int64_t kStreamBytes = 4 << 20;
 constexpr int64_t kStreamK = 64;
-// Multiply-adds worth handing to another thread, about 15 microseconds.
+// Multiply-adds worth handing to another thread, about 20 microseconds.
 constexpr int64_t kTaskWork = 32 << 20;
+// What takes as long as so many: an element of an operand or of the result, 0.1
+// ns to read, pack or write; a block, 0.2 us.
+constexpr int64_t kElementWork = 128;
+constexpr int64_t kBlockWork = 256 << 10;
 // A few tasks per thread even out what else the machine does.
 constexpr int64_t kTasksPerThread = 4;
 // y^T = b^T a^T where m is at most this, and b's rows can be read in place.
@@ -54,6 +58,11 @@ struct Roles {
   bool transposed;  // y^T = b^T a^T
   int64_t rows, cols;
 };
+
+int64_t Work(int64_t rows, int64_t cols, int64_t k) {
+  return rows * cols * k + kElementWork * (rows * k + k * cols + rows * cols) +
+         kBlockWork;
+}
 
 Roles ChooseRoles(const GemmProblem& problem) {
   const GemmPlan& p = problem.plan;
@@ -84,12 +93,13 @@ Blocks ChooseBlocks(const Roles& roles, int64_t k, int64_t steps,
         b.rows, std::max<int64_t>(kAmxPanel, kBlockRows * kBlockCols / b.cols));
   }
   // Even blocks, and enough of them. Halves of rows pack the right operand
-  // once more, halves of columns read the left one once more.
-  const int64_t work = roles.rows * roles.cols * std::max<int64_t>(1, k);
-  const int64_t wanted =
-      CeilDiv(std::min(threads * kTasksPerThread,
-                       std::max<int64_t>(1, work * steps / kTaskWork)),
-              steps);
+  // once more, halves of columns read the left one once more: what is more than
+  // a task for each thread has to be worth it by its multiply-adds.
+  const int64_t multiplied = roles.rows * roles.cols * k;
+  const int64_t tasks = std::max(
+      std::min(threads * kTasksPerThread, multiplied * steps / kTaskWork),
+      std::min(threads, Work(roles.rows, roles.cols, k) * steps / kTaskWork));
+  const int64_t wanted = CeilDiv(std::max<int64_t>(1, tasks), steps);
   for (;;) {
     b.down = CeilDiv(roles.rows, b.rows);
     b.across = CeilDiv(roles.cols, b.cols);
@@ -244,7 +254,8 @@ Status GemmAmx(const GemmProblem& problem, const GemmBuffers& buffers,
   };
 
   const int64_t units = steps * per_step;
-  const int64_t work = blocks.rows * blocks.cols * std::max<int64_t>(32, k);
+  const int64_t work = Work(std::min(blocks.rows, roles.rows),
+                            std::min(blocks.cols, roles.cols), k);
   const int64_t together = std::max<int64_t>(1, kTaskWork / work);
   executor.ParallelForParts(units, together, [&](int64_t unit, int64_t end) {
     for (; unit < end; ++unit) run(unit);
