@@ -40,7 +40,7 @@ def moments(x: Array, axes: Sequence[int]) -> tuple[Array, Array]:
     >>> moments(jnp.array([[1.0, 3.0], [2.0, 2.0]]), [1])[1].tolist()
     [1.0, 0.0]
     """
-    mean, var = moments_p(x, axes=tuple(sorted(axes)))
+    mean, var = moments_p(x, axes=tuple(sorted(axes)), differentiated=False)
     return mean, var
 
 
@@ -68,7 +68,7 @@ def centered_affine(
     return y
 
 
-def _moments(x: Array, *, axes: tuple[int, ...]) -> list[Array]:
+def _moments(x: Array, *, axes: tuple[int, ...], differentiated: bool) -> list[Array]:
     x = x.astype(wide(x.dtype))
     if not x.size:
         empty = jnp.zeros([n for axis, n in enumerate(x.shape) if axis not in axes])
@@ -136,9 +136,14 @@ def _collapsed(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...] | N
 
 
 def _kernel(
-    name: str, platform: str, *avals: Any, axes: tuple[int, ...]
+    name: str,
+    platform: str,
+    *avals: Any,
+    axes: tuple[int, ...],
+    differentiated: bool = True,
 ) -> Kernel | None:
     x = avals[0]
+    work = f"{name} {x.dtype.name}"
     if x.dtype.name not in _DTYPES or len(axes) == x.ndim or x.size == 0:
         return None
 
@@ -149,11 +154,14 @@ def _kernel(
         if shape is None or 1 < shape[-1] < _MIN_INNER or kept != sorted(kept):
             return None
         layouts = [order if v.ndim == x.ndim else range(v.ndim) for v in avals]
+        known = Work(work, shape)
+        if not differentiated:
+            known = Work(f"{work} forward", shape, like=(work,))
         return Kernel(
             {"shape": np.array(shape, np.int64)},
             operand_layouts=layouts,
             result_layouts=[range(len(kept))] * 2,
-            work=Work(f"{name} {x.dtype.name}", shape),
+            work=known,
             gain=0.95,  # plain `lax` reads x twice, others' sums about zero once
         )
 
@@ -166,11 +174,18 @@ def _kernel(
 
 
 def _moments_jvp(
-    primals: Sequence[Array], tangents: Sequence[Any], *, axes: tuple[int, ...]
+    primals: Sequence[Array],
+    tangents: Sequence[Any],
+    *,
+    axes: tuple[int, ...],
+    differentiated: bool,
 ) -> tuple[list[Array], list[Any]]:
     (x,), (tangent,) = primals, tangents
-    mean, var = moments_p(x, axes=axes)
-    if type(tangent) is ad.Zero:
+    constant = type(tangent) is ad.Zero
+    # XLA of jax 0.12 makes one loop of a norm of rows, which a call cuts in two; not
+    # where a gradient reads the moments as well. Tables so have both.
+    mean, var = moments_p(x, axes=axes, differentiated=differentiated or not constant)
+    if constant:
         zero = ad.Zero(jax.typeof(mean).to_tangent_aval())
         return [mean, var], [zero, zero]
     total, product = centered_sums_p(tangent, x, mean, axes=axes)
@@ -244,24 +259,30 @@ def _batch_of(
     """The rule of an operator that gets one more leading axis, in all operands."""
 
     def batch(
-        operands: Sequence[Array], dims: Sequence[Any], *, axes: tuple[int, ...]
+        operands: Sequence[Array],
+        dims: Sequence[Any],
+        *,
+        axes: tuple[int, ...],
+        **params: Any,
     ) -> Any:
         moved = tuple(axis + 1 for axis in axes)
-        out = apply()(*in_front(operands, dims), axes=moved)
+        out = apply()(*in_front(operands, dims), axes=moved, **params)
         return out, [0] * len(out) if isinstance(out, list) else 0
 
     return batch
 
 
-def _moments_in_parts(total: Any, x: Array, *, axes: tuple[int, ...]) -> list[Array]:
-    mean, var = moments_p(x, axes=axes)
+def _moments_in_parts(
+    total: Any, x: Array, *, axes: tuple[int, ...], differentiated: bool
+) -> list[Array]:
+    mean, var = moments_p(x, axes=axes, differentiated=differentiated)
     count = jnp.full((), math.prod(x.shape[axis] for axis in axes), mean.dtype)
     whole = total(count)
     middle = total(mean * count) / whole
     return [middle, total((var + jnp.square(mean - middle)) * count) / whole]
 
 
-def _sharding(*avals: Any, axes: tuple[int, ...]) -> str:
+def _sharding(*avals: Any, axes: tuple[int, ...], **_: Any) -> str:
     names = [f"a{i}" for i in range(avals[0].ndim)]
     kept = " ".join(name for i, name in enumerate(names) if i not in axes)
     whole = " ".join(names)
