@@ -279,6 +279,11 @@ def decided_by(work: Work, methods: Sequence[str] = OURS) -> str:
     return "every table that knows a call"
 
 
+def packaged_has(work: Work, method: str) -> bool:
+    """Whether the package's tables have a method of a call as faster than XLA."""
+    return _best(work, (method,), "packaged") is not None
+
+
 def _source() -> str:
     return _given[0] or os.environ.get(VARIABLE) or ""
 

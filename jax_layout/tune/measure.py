@@ -73,15 +73,18 @@ class Timing:
       rounds: at most.
       sample: seconds that a sample lasts, about, of calls that are shorter.
       total: seconds after which no other case is begun.
+      doubts: whether what the package has as ours is XLA's only if a second measurement
+        says so too: few rounds are often wrong, and take a whole kind of calls along.
     """
 
     seconds: float = 0.05
     rounds: int = 15
     sample: float = 1e-3
     total: float = math.inf
+    doubts: bool = False
 
 
-QUICK = Timing(seconds=0.02, rounds=9, sample=5e-4, total=54.0)
+QUICK = Timing(seconds=0.02, rounds=9, sample=5e-4, total=54.0, doubts=True)
 # A sample of many programs, between two of which nobody waits.
 ON_GPU = Timing(seconds=0.13, rounds=9, sample=8e-3)
 
@@ -255,8 +258,13 @@ class _Trial:
                 runs[key] = compiled
         ratios = self._ratios(plain, runs, timing)
         # So much noise as would count against a work is rare, and hardly comes twice.
-        slow = {k: runs[k] for k, ratio in ratios.items() if k[1] and ratio < _LOSES}
-        for key, ratio in self._ratios(plain, slow, timing).items():
+        doubted = {
+            key: runs[key]
+            for key, ratio in ratios.items()
+            if (key[1] is not None and ratio < _LOSES)
+            or (timing.doubts and self._turns(key, ratio))
+        }
+        for key, ratio in self._ratios(plain, doubted, timing).items():
             ratios[key] = max(ratio, ratios[key])
         for (method, work), ratio in ratios.items():
             points = found.points
@@ -266,6 +274,13 @@ class _Trial:
             ran = self.variants[method, work][1]
             keep_least(points, {each: {method: ratio} for each in ran})
         return found
+
+    def _turns(self, key: tuple[str, Work | None], ratio: float) -> bool:
+        """Whether a ratio leaves to XLA what is ours by the package's tables."""
+        works = self.variants[key][1]
+        return ratio < choices.GAIN and any(
+            choices.packaged_has(work, key[0]) for work in works
+        )
 
     def _ratios(
         self, plain: Any, runs: dict[tuple[str, Work | None], Any], timing: Timing

@@ -193,6 +193,37 @@ def test_a_call_among_others_gains_on_its_share(monkeypatch):
     assert [points[work]["ours"] for work in works] == pytest.approx([1.2] * 3)
 
 
+@pytest.mark.parametrize(
+    "packaged, again, kept",
+    [(True, 1.4, 1.4), (True, 0.85, 0.9), (False, 1.4, 0.9)],
+    ids=["noise", "a loss", "XLA's there too"],
+)
+def test_a_few_rounds_alone_take_nothing_from_the_packages_table(
+    packaged, again, kept, monkeypatch
+):
+    monkeypatch.setattr(choices, "packaged_has", lambda *_: packaged)
+    seconds = iter([[0.9, 1.0], [again, 1.0]])
+    monkeypatch.setattr(MEASURED_BY, lambda *_: next(seconds))
+    quick = dataclasses.replace(SHORT, doubts=True)
+    points, _ = measure_case(case(moved, (4,)), quick)
+    assert points == {Work("permute fake", (4,)): {"ours": kept}}
+    assert len([*seconds]) == (not packaged)
+
+
+def test_what_the_package_has():
+    path = choices.packaged_path()
+    if not path.exists():
+        pytest.skip(f"the package has no {path.name}")
+    table = choices.load(path)
+    had = {
+        choices.packaged_has(work, method) == (ratio >= choices.GAIN)
+        for work, ratios in table.points().items()
+        if not choices.of_gpu(work)
+        for method, ratio in ratios.items()
+    }
+    assert had == {True}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("into", [False, True])
 def test_a_case_writes_its_result_where_its_last_one_was(monkeypatch, into, dtype):
