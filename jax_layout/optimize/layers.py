@@ -109,11 +109,11 @@ def layered(
     instead: dict[int, list[Equation]] = {}
     gone: set[int] = set()
     calls = []
-    for end, activation in finder.ends():
+    for end, activation, inner in finder.ends():
         new = _call(finder, end, activation)
         if new is not None:
             instead[id(finder.makers[end])] = new
-            gone.update(map(id, finder.inside(end)))
+            gone.update(map(id, inner))
             calls.append(end)
     after: list[Equation] = []
     for eqn in eqns:
@@ -197,17 +197,17 @@ class _Finder:
             term, v = _before(eqn, term), eqn.invars[0]
         return term, v
 
-    def ends(self) -> list[tuple[Any, str]]:
-        """The results of layers, of each the last, and what they are."""
-        found: dict[int, tuple[Any, str]] = {}
+    def ends(self) -> list[tuple[Any, str, list[Equation]]]:
+        """The last result of each layer, what it is, and the equations that make it."""
+        found: dict[int, tuple[Any, str, list[Equation]]] = {}
         for v, layer in self.layers.items():
             dtype = v.aval.dtype
             alike = all(x.aval.dtype == dtype for x in layer.dot.invars)
             if layer.is_sum or not alike or dtype.name not in _DTYPES:
                 continue
             activation = _name(layer.values, dtype)
-            if activation is not None and self.inside(v):
-                found[id(layer.dot)] = v, activation
+            if activation is not None and (inner := self.inside(v)):
+                found[id(layer.dot)] = v, activation, inner
         return list(found.values())
 
     def inside(self, end: Any) -> list[Equation]:
