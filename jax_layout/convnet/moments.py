@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from jax.interpreters import ad
 
-from jax_layout.choices import Work
+from jax_layout.choices import GAIN, Work
 from jax_layout.formats.physical import wide
 from jax_layout.op import Kernel, Op, define, in_front
 from jax_layout.plain import jnp, lax
@@ -155,14 +155,17 @@ def _kernel(
             return None
         layouts = [order if v.ndim == x.ndim else range(v.ndim) for v in avals]
         known = Work(work, shape)
+        gain = 0.95  # plain `lax` reads x twice, others' sums about zero once
         if not differentiated:
             known = Work(f"{work} forward", shape, like=(work,))
+            if shape[1] == shape[4] == 1:  # of rows, whose norm XLA makes in one loop
+                gain = GAIN
         return Kernel(
             {"shape": np.array(shape, np.int64)},
             operand_layouts=layouts,
             result_layouts=[range(len(kept))] * 2,
             work=known,
-            gain=0.95,  # plain `lax` reads x twice, others' sums about zero once
+            gain=gain,
         )
 
     kernel = in_order(tuple(range(x.ndim)))
@@ -182,8 +185,8 @@ def _moments_jvp(
 ) -> tuple[list[Array], list[Any]]:
     (x,), (tangent,) = primals, tangents
     constant = type(tangent) is ad.Zero
-    # XLA of jax 0.12 makes one loop of a norm of rows, which a call cuts in two; not
-    # where a gradient reads the moments as well. Tables so have both.
+    # A call cuts in two what XLA may make one loop of; not where a gradient reads the
+    # moments as well. Tables have both.
     mean, var = moments_p(x, axes=axes, differentiated=differentiated or not constant)
     if constant:
         zero = ad.Zero(jax.typeof(mean).to_tangent_aval())

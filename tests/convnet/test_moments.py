@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_layout as jl
 from hlo import collectives, compiled, kernels
+from jax_layout import choices
 from jax_layout.convnet.moments import (
     _one_pass,
     centered_affine,
@@ -220,3 +221,22 @@ def test_over_two_devices(axis, kind):
     np.testing.assert_allclose(mean, wide(x).mean((0, 2, 3)), rtol=1e-7)
     # The devices tell their means in float32.
     np.testing.assert_allclose(var, wide(x).var((0, 2, 3)), rtol=1e-4)
+
+
+def test_tables_know_moments_with_a_derivative_from_those_without():
+    x = jnp.ones((640, 64))
+
+    def norm(x):
+        mean, var = moments(x, (1,))
+        return ((x - mean[:, None]) * jax.lax.rsqrt(var)[:, None]).sum()
+
+    def asked(f, x):
+        with choices.asked() as found:
+            jax.jit(f).lower(x)
+        return {work.case for work, _ in found}
+
+    assert asked(norm, x) == {"moments float64 forward"}
+    assert asked(jax.vmap(norm), x[None]) == {"moments float64 forward"}
+    for gradient in (jax.grad(norm), jax.grad(jax.jit(norm))):
+        assert "moments float64" in asked(gradient, x)
+        assert "moments float64 forward" not in asked(gradient, x)
