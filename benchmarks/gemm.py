@@ -198,8 +198,9 @@ def _copied(x: Any, device: jax.Device) -> jax.Array:
 
 def _onednn_takes(dtype: str) -> bool:
     """XLA asks the processor whether oneDNN takes 16 bits; capped, that then fails."""
-    capped = os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2"
-    return not (capped and jnp.dtype(dtype).itemsize == 2)
+    cap = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    refused = {None: (), "AVX2": ("bfloat16", "float16")}.get(cap, ("float16",))
+    return dtype not in refused
 
 
 def _torch_contenders(

@@ -94,11 +94,16 @@ Column = dict[str, Report]
 
 
 def columns(found: dict[str, list[Report]]) -> list[Column]:
-    """Two at most: with AMX, and the best there is without; each of the newest jax."""
+    """Two at most: with AMX, and the best there is without; each of the newest jax.
+
+    On two processors, as all pages have it; of a kind that is nothing less than it
+    could be, if there is one.
+    """
     of: dict[tuple[str, str], Column] = {}
     for name, reports in found.items():
         for place, report in newest(reports).items():
-            of.setdefault(place, {})[name] = report
+            if report.machine["cores"] == 2:
+                of.setdefault(place, {})[name] = report
     chosen = []
     for profiles in (("amx",), WITHOUT_AMX):
         places = [place for place in of if place[1] in profiles]
@@ -110,7 +115,8 @@ def columns(found: dict[str, list[Report]]) -> list[Column]:
 def _rank(column: Column, profile: str) -> tuple[Any, ...]:
     latest = max(column.values(), key=lambda report: report.jax)
     order = -list(PROFILES).index(profile)
-    return order, latest.jax, len(column), latest.machine["date"]
+    whole = not latest.machine["caps"]
+    return order, whole, latest.jax, len(column), latest.machine["date"]
 
 
 def title(column: Column) -> str:
@@ -445,13 +451,14 @@ def gpu_permutes() -> str:
     heads += ", jax us, times jax, times torch"
     lines = []
     for gpu, name in GPUS.items():
-        folder = RESULTS / name / "jax-0.11.2"
-        report = Report.load(folder / "permute.json")
+        paths = (RESULTS / name).glob("jax-*/permute.json")
+        report = max(map(Report.load, paths), key=lambda report: report.jax)
+        (prediction,) = (RESULTS / name).glob("jax-*/predicted.json")
         predicted = {
             (row["name"], row["dtype"]): row["predicted_share"]
-            for row in json.loads((folder / "predicted.json").read_text())
+            for row in json.loads(prediction.read_text())
         }
-        lines += [f"**{gpu}**, {_date(report)[:10]}:", ""]
+        lines += [f"**{gpu}**, jax {_version(report)}, {_date(report)[:10]}:", ""]
         lines += [f"| {' | '.join(heads.split(', '))} |", "|---|---|" + "--:|" * 9]
         lines += [*_gpu_rows(report, predicted), ""]
     return "".join(f"{line}\n" for line in lines[:-1])
