@@ -47,6 +47,7 @@ from jax_layout.permute import permute_p
 from jax_layout.products.gemm import gemm_p
 from jax_layout.products.linear import linear_grad_p, linear_p, linear_tangent_p
 from jax_layout.products.scaled import scaled_gemm_p
+from jax_layout.rows import NOTHING_PROMISED
 from jax_layout.segments import segment_extreme_p
 
 # Those of other tests, and of doctests, are not ours to judge.
@@ -190,7 +191,13 @@ EXAMPLES = {
             [(2, 0, 6, 5)],
         )
     ],
-    "moments": [Example(partial(moments_p, axes=(0, 2)), [(8, 16, 40)], [(0, 16, 40)])],
+    "moments": [
+        Example(
+            partial(moments_p, axes=(0, 2), differentiated=False),
+            [(8, 16, 40)],
+            [(0, 16, 40)],
+        )
+    ],
     "centered_sums": [
         Example(
             partial(centered_sums_p, axes=(0, 1)),
@@ -426,7 +433,14 @@ EXAMPLES = {
     ],
     "segment_extreme": [
         Example(
-            partial(segment_extreme_p, axis=1, extent=6, clip=True, least=least),
+            partial(
+                segment_extreme_p,
+                axis=1,
+                extent=6,
+                clip=True,
+                promised=NOTHING_PROMISED,
+                least=least,
+            ),
             [index(3, 0, -1, 3, 7, 0, 1, 2, 4), (12, 9, 10)],
             [index(), (12, 0, 10)],
         )

@@ -97,6 +97,7 @@ def keras_nets(name):
     """The network channels first and channels last, and its weights."""
     import keras
 
+    keras.utils.set_random_seed(0)
     nets = {}
     before = keras.config.image_data_format()
     for order, shape in (("first", (3, 64, 64)), ("last", (64, 64, 3))):
