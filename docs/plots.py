@@ -221,7 +221,7 @@ def machines(reports: Iterable[tuple[str, Report]]) -> str:
     gpus = set()
     for file, report in reports:
         sets = ", ".join(report.machine["instruction_sets"])
-        commit = report.machine["commit"].partition("-dirty")[0]
+        commit = (report.machine["commit"] or "unknown").partition("-dirty")[0]
         files = found.setdefault((machine(report), sets), [])
         files.append(f"`{file}` at commit {commit}")
         gpus |= {report.machine["gpu"]} - {None}
