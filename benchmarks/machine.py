@@ -55,6 +55,7 @@ def describe(device: jax.Device, profile: str | None = None) -> dict[str, Any]:
         "class": slug(device.device_kind) if on_gpu else processor_class(text, cores),
         "profile": profile,
         "caps": profiles.caps(profile, flags),
+        "cpuid": profiles.answered(profile, flags),
         "cpu": cpu,
         "cores": cores,
         "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],

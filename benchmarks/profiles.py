@@ -2,9 +2,9 @@
 """Processors that one machine can stand for: everyone capped at an instruction set.
 
 A library reads its cap when it is loaded, so a profile is the environment of a
-process of its own. The best profile of a machine caps nothing. What no variable
-reaches: YNNPACK, in which XLA does most products, and copies in libc ask the
-processor themselves; only AMX is taken from them too, by the kernel.
+process of its own. The best profile of a machine caps nothing. YNNPACK, in which XLA
+does most products, asks the processor itself: AMX is taken from it by the kernel, and
+AVX-512 where CPUID may fault, on Intel's. Copies in libc are beyond a cap.
 """
 
 import argparse
@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmarks import native
 
 PROFILES = ("amx", "avx512_bf16", "avx512", "avx2")
 
@@ -56,6 +58,8 @@ _CAPS = {
         "OPENBLAS_CORETYPE": "Haswell",
     },
 }
+# What native/cpuid.cc answers as, of those profiles that it can.
+_ANSWERS = {"avx512": ("AVX512",), "avx2": ()}
 # Set for other reasons, these mislead a library about the processor.
 _STRAY = ("DNNL_MAX_CPU_ISA", "OPENBLAS_L2_SIZE", "OPENBLAS_CORETYPE")
 
@@ -99,6 +103,11 @@ def caps(profile: str, flags: set[str]) -> dict[str, str]:
     return {} if profile == possible(flags)[0] else dict(_CAPS[profile])
 
 
+def answered(profile: str, flags: set[str]) -> bool:
+    """Whether the processor itself answers everyone as one of the profile."""
+    return bool(caps(profile, flags)) and profile in _ANSWERS and "cpuid_fault" in flags
+
+
 def environment(
     profile: str, flags: set[str], given: Mapping[str, str]
 ) -> dict[str, str]:
@@ -106,6 +115,8 @@ def environment(
     known = {*_STRAY, *(name for each in _CAPS.values() for name in each)}
     kept = {name: value for name, value in given.items() if name not in known}
     settings = caps(profile, flags)
+    if answered(profile, flags):
+        settings["LD_PRELOAD"] = str(native.preload("cpuid", *_ANSWERS[profile]))
     flagged = given.get("XLA_FLAGS", "").split()
     others = [flag for flag in flagged if not flag.startswith("--xla_cpu_max_isa=")]
     if words := [*others, *settings.pop("XLA_FLAGS", "").split()]:

@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ from benchmarks import (
     gemm,
     harness,
     machine,
+    native,
     permute,
     profiles,
     runner,
@@ -460,6 +462,39 @@ def test_the_best_profile_takes_stray_caps_away():
         "OPENBLAS_L2_SIZE": "512",
     }
     assert profiles.environment("avx512", AVX512, given) == {"PATH": "/bin"}
+
+
+def test_the_processor_answers_where_cpuid_may_fault(monkeypatch):
+    asked = []
+    monkeypatch.setattr(native, "preload", lambda *given: asked.append(given) or "so")
+    able = AMX | {"cpuid_fault"}
+    for profile, answers in [("amx", False), ("avx512_bf16", False), ("avx2", True)]:
+        assert profiles.answered(profile, able) == answers
+        assert not profiles.answered(profile, AMX)
+        found = profiles.environment(profile, able, {}).get("LD_PRELOAD")
+        assert found == ("so" if answers else None)
+    assert asked == [("cpuid",)]
+
+
+@pytest.mark.skipif(
+    not profiles.processor_flags() >= {"cpuid_fault", *AVX512},
+    reason="CPUID cannot fault, or has nothing to hide",
+)
+def test_who_asks_the_processor_finds_a_lesser_one():
+    code = "from jax_layout import choices; print(choices.profile())"
+    flags = profiles.processor_flags()
+    for profile in profiles.possible(flags)[1:]:
+        if not profiles.answered(profile, flags):
+            continue
+        environment = profiles.environment(profile, flags, os.environ)
+        del environment["JAX_LAYOUT_MAX_ISA"]
+        command = [sys.executable, "-c"]
+        given = {"capture_output": True, "text": True, "env": environment}
+        out = subprocess.run([*command, code], check=True, **given)
+        assert out.stdout.split() == [profile]
+        crash = "import ctypes; ctypes.string_at(0)"  # other faults stay what they are
+        died = subprocess.run([*command, crash], check=False, **given)
+        assert died.returncode == -signal.SIGSEGV
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is of x86-64")

@@ -30,7 +30,21 @@ def library(name: str, *, native: bool, kernels: Sequence[str] = ()) -> ctypes.C
         sources += sorted(ROOT.glob(pattern))
     flags = ["-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-pthread"]
     flags += [f"-I{ROOT}", *(["-march=native"] if native else [])]
-    return _compiled(name, os.environ.get("CXX", "g++"), flags, sources, "cpu")
+    compiler = os.environ.get("CXX", "g++")
+    return ctypes.CDLL(str(_compiled(name, compiler, flags, sources, "cpu")))
+
+
+@functools.cache
+def preload(name: str, *defines: str) -> Path:
+    """Compiles `native/NAME.cc` once, for LD_PRELOAD.
+
+    Args:
+      name: the source.
+      defines: macros.
+    """
+    flags = ["-std=c++20", "-O2", "-fPIC", "-shared", *(f"-D{x}" for x in defines)]
+    compiler = os.environ.get("CXX", "g++")
+    return _compiled(name, compiler, flags, [HERE / f"{name}.cc"], "cpu")
 
 
 @functools.cache
@@ -44,7 +58,8 @@ def cuda_library(name: str, kernels: Sequence[str]) -> ctypes.CDLL:
     sources = [HERE / f"{name}.cu", *(ROOT / kernel for kernel in kernels)]
     nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc") or _NVCC
     flags = ["-std=c++20", "-O3", "-arch=native", "-Xcompiler", "-fPIC", "-shared"]
-    return _compiled(name, nvcc, [*flags, f"-I{ROOT}"], sources, "cuda")
+    flags += [f"-I{ROOT}"]
+    return ctypes.CDLL(str(_compiled(name, nvcc, flags, sources, "cuda")))
 
 
 _NVCC = "/usr/local/cuda/bin/nvcc"
@@ -56,7 +71,7 @@ def _compiled(
     flags: Sequence[str],
     sources: Sequence[Path],
     backend: str,
-) -> ctypes.CDLL:
+) -> Path:
     fingerprint = _fingerprint([compiler, *flags], sources, backend)
     target = _cache() / f"{name}-{fingerprint}.so"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,9 +79,12 @@ def _compiled(
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             partial = target.with_suffix(".partial")
-            subprocess.run([compiler, *flags, *sources, "-o", partial], check=True)
+            command = [compiler, *flags, *sources, "-o", partial]
+            # GCC keeps faults to itself, those of native/cpuid.cc too.
+            uncapped = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+            subprocess.run(command, check=True, env=uncapped)
             partial.rename(target)
-    return ctypes.CDLL(str(target))
+    return target
 
 
 def _cache() -> Path:
