@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/attention/kernels.h"  // before what follows is for one processor
 
@@ -18,6 +19,7 @@
 #pragma GCC target( \
     "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,f16c,fma,amx-tile,amx-bf16")
 #include "cpu/attention/backward.h"
+#include "cpu/attention/few.h"
 #include "cpu/attention/pairs.h"
 #include "cpu/vectors/amx.h"
 
@@ -90,8 +92,8 @@ struct InTiles : Pairs {
     return to;
   }
 
-  // See tiles.h. Sums leave by way of the first-level cache, as tiles can store
-  // neither parts of columns nor what is added to.
+  // See tiles.h. Sums of whole tiles lie where tiles take and leave them;
+  // others go by way of the first-level cache, and those that have a factor.
   template <bool kAcross>
   static void Multiply(int64_t rows, int64_t panel, int64_t columns,
                        const TileArguments& all) {
@@ -113,19 +115,44 @@ struct InTiles : Pairs {
       }
     }
   }
+  // What is added to, by factors, most of which are 1.
+  template <int kRows, int kVectors>
+  static void Scale(const TileArguments& t) {
+    for (int64_t i = 0; i < kRows; i += 16) {
+      unsigned rows = _mm512_cmp_ps_mask(Floats::Load(t.factors + i),
+                                         Floats::Set(1), _CMP_NEQ_UQ);
+      for (; rows != 0; rows &= rows - 1) {
+        const int64_t r = i + __builtin_ctz(rows);
+        const __m512 factor = Floats::Set(t.factors[r]);
+        float* to = t.y + r * t.ld;
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          Floats::Store(to + v * 16, factor * Floats::Load(to + v * 16));
+        }
+      }
+    }
+  }
   template <int64_t kRow, int kRows, int kVectors>
   static void Block(const TileArguments& t, int64_t rows) {
     using Sums = AmxSums<kRows, kVectors>;
     constexpr int64_t kFloat = sizeof(float);
-    alignas(64) float sums[kRows * 512];
+    const bool whole = rows == 16 * kRows && (t.add || t.times == 1);
+    if (whole && t.add) {
+      if (t.factors != nullptr) Scale<16 * kRows, kVectors>(t);
+      asm volatile("" ::: "memory");
+      Sums::LoadRows(t.y, t.ld);
+    } else {
+      Sums::Zero();
+    }
     asm volatile("" ::: "memory");  // what was packed is there
-    Sums::Zero();
     for (int64_t p = 0; p < t.k; p += kStep / kDepth) {
       Sums::Add(reinterpret_cast<const char*>(t.a + p), kRow * kFloat,
                 16 * kRow * kFloat,
                 reinterpret_cast<const char*>(t.b + p * kCols<Floats>),
                 kCols<Floats> * kFloat, 16 * kFloat);
     }
+    if (whole) return Sums::StoreRows(t.y, t.ld);
+    alignas(64) float sums[kRows * 512];
     Sums::Store(sums);
     for (int64_t r = 0; r < rows; ++r) {
       const float* from = sums + r / 16 * 512 + r % 16 * 16;
@@ -143,6 +170,165 @@ struct InTiles : Pairs {
   }
 };
 
+// Few queries: keys are left operands where they lie, queries columns; values
+// become right operands by pairs of rows, unpacked. What is shorter than a
+// tile, or lies in blocks, is copied first.
+struct FewTiles {
+  using T = BF16;
+  static constexpr bool kAtOnce = true;
+
+  // To a column: of 16 pairs of features each, a tile.
+  static void Copy(const BF16* from, int64_t features, float, float* q,
+                   int64_t r, int64_t) {
+    for (int64_t p = 0; p < features / 2; ++p) {
+      std::memcpy(q + p * 16 + r, from + 2 * p, sizeof(float));
+    }
+  }
+
+  template <class R>
+  static void Scores(int64_t queries, const float* q, const BF16* k,
+                     const R& rows, int64_t count, int64_t features,
+                     float factor, AheadOfRows<BF16, R>* ahead, int64_t lines,
+                     float* scores) {
+    alignas(64) BF16 copied[2][16 * kMostFeatures];
+    alignas(64) float sums[2 * 256];
+    const int64_t asked = lines * 16 * 32 / features;
+    for (int64_t j = 0; j < count; j += 32) {
+      const Rows<BF16> first = Keys(k, rows, j, count, features, copied[0]);
+      const Rows<BF16> second =
+          Keys(k, rows, j + 16, count, features, copied[1]);
+      asm volatile("" ::: "memory");
+      _tile_zero(0);
+      _tile_zero(1);
+      for (int64_t h = 0; h < features; h += 32) {
+        _tile_loadd(4, q + h * 8, 64);
+        _tile_loadd(5, first.first + h, first.ld * 2);
+        _tile_dpbf16ps(0, 5, 4);
+        ahead->Ask(asked);
+        if (second.first == nullptr) continue;
+        _tile_loadd(6, second.first + h, second.ld * 2);
+        _tile_dpbf16ps(1, 6, 4);
+        ahead->Ask(asked);
+      }
+      _tile_stored(0, sums, 64);
+      _tile_stored(1, sums + 256, 64);
+      for (int64_t i = 0; i < 32 && j + i < count; i += 16) {
+        __m512 r[16];
+#pragma GCC unroll 16
+        for (int l = 0; l < 16; ++l) {
+          r[l] = Floats::Load(sums + i * 16 + l * 16);
+        }
+        Floats::Transpose(r);
+        for (int64_t l = 0; l < queries; ++l) {
+          Floats::Store(scores + l * kStripLd + j + i,
+                        Floats::Set(factor) * r[l]);
+        }
+      }
+    }
+  }
+  // 16 keys from `first` on, none if there are none.
+  template <class R>
+  static Rows<BF16> Keys(const BF16* k, const R& rows, int64_t first,
+                         int64_t count, int64_t features, BF16* copied) {
+    if (first >= count) return {nullptr, 0};
+    if constexpr (std::is_same_v<R, EveryRow>) {
+      if (first + 16 <= count) return {k + rows.At(first), rows.ld};
+    }
+    for (int64_t i = 0; i < 16; ++i) {
+      std::memcpy(copied + i * features,
+                  k + rows.At(Least(first + i, count - 1)),
+                  features * sizeof(BF16));
+    }
+    return {copied, features};
+  }
+
+  static float Powers(float* row, const SeenKeys& seen, int64_t count,
+                      float shift) {
+    return Pairs::Powers(row, seen, {0, UpTo(count, 32)}, 1, shift);
+  }
+  template <class R>
+  static void Values(int64_t queries, const float* powers, const BF16* v,
+                     const R& rows, int64_t count, int64_t features,
+                     const float* factors, AheadOfRows<BF16, R>* ahead,
+                     int64_t lines, float* sums, int64_t wide) {
+    const int64_t asked = lines * 2 * 32 / features;  // of two rows' block
+    int64_t h = 0;
+    for (; h + 64 <= features; h += 64) {
+      Sum<2>(queries, powers, v + h, rows, count, factors, ahead, asked,
+             sums + h, wide);
+    }
+    if (h < features) {
+      Sum<1>(queries, powers, v + h, rows, count, factors, ahead, asked,
+             sums + h, wide);
+    }
+  }
+  // Of kBlocks of 32 features.
+  template <int kBlocks, class R>
+  static void Sum(int64_t queries, const float* powers, const BF16* v,
+                  const R& rows, int64_t count, const float* factors,
+                  AheadOfRows<BF16, R>* ahead, int64_t asked, float* sums,
+                  int64_t wide) {
+    alignas(64) float pairs[2 * kBlocks * 256];
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kBlocks == 2) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    for (int64_t j = 0; j < count; j += 32) {
+      for (int64_t i = 0; i < 32; i += 2) {
+        const BF16* one = v + rows.At(Least(j + i, count - 1));
+        const BF16* other = v + rows.At(Least(j + i + 1, count - 1));
+        float* to = pairs + i * 8;
+#pragma GCC unroll 2
+        for (int b = 0; b < kBlocks; ++b) {
+          const __m512i above = _mm512_loadu_si512(one + b * 32);
+          const __m512i below = _mm512_loadu_si512(other + b * 32);
+          _mm512_store_si512(to + b * 512, _mm512_unpacklo_epi16(above, below));
+          _mm512_store_si512(to + b * 512 + 256,
+                             _mm512_unpackhi_epi16(above, below));
+          ahead->Ask(asked);
+        }
+      }
+      asm volatile("" ::: "memory");
+      _tile_loadd(4, powers + j / 2, kStripLd * 4);
+      _tile_loadd(5, pairs, 64);
+      _tile_dpbf16ps(0, 4, 5);
+      _tile_loadd(6, pairs + 256, 64);
+      _tile_dpbf16ps(1, 4, 6);
+      if constexpr (kBlocks == 2) {
+        _tile_loadd(7, pairs + 512, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_loadd(5, pairs + 768, 64);
+        _tile_dpbf16ps(3, 4, 5);
+      }
+      asm volatile("" ::: "memory");  // before the next are written
+    }
+    _tile_stored(0, pairs, 64);
+    _tile_stored(1, pairs + 256, 64);
+    if constexpr (kBlocks == 2) {
+      _tile_stored(2, pairs + 512, 64);
+      _tile_stored(3, pairs + 768, 64);
+    }
+    for (int64_t r = 0; r < queries; ++r) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        float* to = sums + r * wide + i * 16;
+        Floats::Store(to, Floats::Load(to) * Floats::Set(factors[r]) +
+                              Floats::Load(pairs + i * 256 + r * 16));
+      }
+    }
+  }
+  static void Order(float* sums, int64_t features) {
+    OrderOfPairs(sums, features);
+  }
+};
+
+void FewInTiles(const AttentionFewTask& task) {
+  const AmxTiles tiles;
+  FewOf<Floats, FewTiles>(task);
+}
+
 void ForwardTiles(const AttentionTask& task) {
   const AmxTiles tiles;
   ForwardOf<TileFloats, InTiles, BF16>(task);
@@ -155,18 +341,13 @@ void BackwardTiles(const AttentionGradientTask& task) {
 
 }  // namespace
 
-// Few queries are not for tiles.
-const AttentionKernels kAttentionAmx = {kQueries<TileFloats>,
-                                        FloatsForward<TileFloats>,
-                                        ForwardTiles,
-                                        FloatsBackward<TileFloats>,
-                                        BackwardTiles,
-                                        Join<Floats>,
-                                        0,
-                                        nullptr,
-                                        nullptr,
-                                        nullptr,
-                                        nullptr};
+const AttentionKernels kAttentionAmx = {
+    kQueries<TileFloats>, FloatsForward<TileFloats>,
+    ForwardTiles,         FloatsBackward<TileFloats>,
+    BackwardTiles,        Join<Floats>,
+    kFewQueries,          FloatsFew<Floats>,
+    FloatsOfPart<Floats>, FewInTiles,
+    FinishFew<Floats>};
 
 }  // namespace jax_layout
 #endif  // __x86_64__

@@ -39,14 +39,18 @@ const Kernels<const AttentionKernels*> kKernels(
 #endif
                  });
 
-Isa IsaFor(const AttentionProblem& p) {
+Isa IsaFor(bool fills_tiles) {
   const Isa best = BestIsa();
-  return best == Isa::kAmx && FillsTiles(p) ? best : BestIsaWithoutTiles();
+  return best == Isa::kAmx && fills_tiles ? best : BestIsaWithoutTiles();
 }
 
 // Those of a level, or of the one below tiles for what does not fill them.
-const AttentionKernels* KernelsFor(const AttentionProblem& p, Isa isa) {
-  return kKernels.Take(FillsTiles(p) ? isa : std::min(isa, Isa::kAvx512Bf16));
+const AttentionKernels* KernelsFor(bool fills_tiles, Isa isa) {
+  return kKernels.Take(fills_tiles ? isa : std::min(isa, Isa::kAvx512Bf16));
+}
+
+bool ForwardFillsTiles(const AttentionProblem& p) {
+  return FillsTiles(p) || FewFillTiles(p);
 }
 
 Status NoKernel() { return Status::Error("attention: no kernel here."); }
@@ -231,12 +235,13 @@ bool AttentionSupports(const AttentionProblem& p) {
 
 Status Attention(const AttentionProblem& problem,
                  const AttentionBuffers& buffers, const Executor& executor) {
-  return Attention(problem, buffers, executor, IsaFor(problem));
+  return Attention(problem, buffers, executor,
+                   IsaFor(ForwardFillsTiles(problem)));
 }
 
 Status Attention(const AttentionProblem& p, const AttentionBuffers& buffers,
                  const Executor& executor, Isa isa) {
-  const AttentionKernels* kernels = KernelsFor(p, isa);
+  const AttentionKernels* kernels = KernelsFor(ForwardFillsTiles(p), isa);
   if (kernels == nullptr || p.features > kMostFeatures) return NoKernel();
   if (p.Rows() == 0 || p.features == 0) return Status::Ok();
   if (FewRows(p) <= kernels->few_most) {
@@ -257,13 +262,14 @@ Status Attention(const AttentionProblem& p, const AttentionBuffers& buffers,
 Status AttentionGradient(const AttentionProblem& problem,
                          const AttentionGradientBuffers& buffers,
                          const Executor& executor) {
-  return AttentionGradient(problem, buffers, executor, IsaFor(problem));
+  return AttentionGradient(problem, buffers, executor,
+                           IsaFor(FillsTiles(problem)));
 }
 
 Status AttentionGradient(const AttentionProblem& p,
                          const AttentionGradientBuffers& buffers,
                          const Executor& executor, Isa isa) {
-  const AttentionKernels* kernels = KernelsFor(p, isa);
+  const AttentionKernels* kernels = KernelsFor(FillsTiles(p), isa);
   if (kernels == nullptr || p.features > kMostFeatures) return NoKernel();
   if (p.Rows() == 0 || p.features == 0) return Status::Ok();
   const int64_t blocks = p.groups * BlocksOf(p.queries, kernels->queries);

@@ -24,13 +24,15 @@ namespace {
 // values come in the order in which unpacking leaves features.
 struct FewPairs {
   using T = BF16;
+  static constexpr bool kAtOnce = false;
 
   static JAX_LAYOUT_INLINE __m512i Load(const void* p) {
     return _mm512_loadu_si512(p);
   }
 
-  static void Copy(const BF16* from, int64_t features, float, float* to) {
-    std::memcpy(to, from, features * sizeof(BF16));
+  static void Copy(const BF16* from, int64_t features, float, float* q,
+                   int64_t r, int64_t wide) {
+    std::memcpy(q + r * wide, from, features * sizeof(BF16));
   }
   template <int kRows, class R>
   static void Scores(const float* q, int64_t wide, const BF16* k, const R& rows,
@@ -67,10 +69,9 @@ struct FewPairs {
                                scores + j);
     }
   }
-  // The last of an odd number has no partner.
-  static void Narrow(float* row, int64_t count) {
-    if (count % 2 != 0) row[count] = 0;
-    Pairs::NarrowRow(row, 0, count);
+  static float Powers(float* row, const SeenKeys& seen, int64_t count,
+                      float shift) {
+    return Pairs::Powers(row, seen, {0, UpTo(count, 2)}, 1, shift);
   }
   template <int kRows, class R>
   static void Values(const float* powers, const BF16* v, const R& rows,
@@ -135,16 +136,8 @@ struct FewPairs {
       }
     }
   }
-  // Of 32 features, the first have quarters of 0 to 3, 8 to 11, and so on.
   static void Order(float* sums, int64_t features) {
-    for (int64_t h = 0; h < features; h += 32) {
-      const __m512d low = _mm512_castps_pd(Floats::Load(sums + h));
-      const __m512d high = _mm512_castps_pd(Floats::Load(sums + h + 16));
-      const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-      const __m512i last = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-      _mm512_storeu_pd(sums + h, _mm512_permutex2var_pd(low, first, high));
-      _mm512_storeu_pd(sums + h + 16, _mm512_permutex2var_pd(low, last, high));
-    }
+    OrderOfPairs(sums, features);
   }
 };
 

@@ -254,13 +254,17 @@ int64_t StripOf(const AttentionProblem& p, int64_t heads) {
 }
 
 // How keys and values are multiplied: as float32. Another arithmetic offers the
-// same.
+// same; one that takes all queries at once has Scores and Values of `count`
+// queries in place of those of kRows.
 template <class V, class Element>
 struct FewWidened {
   using T = Element;
+  static constexpr bool kAtOnce = false;
 
-  // A query, to what Scores reads.
-  static void Copy(const T* from, int64_t features, float factor, float* to) {
+  // Query `r`, to what Scores reads.
+  static void Copy(const T* from, int64_t features, float factor, float* q,
+                   int64_t r, int64_t wide) {
+    float* to = q + r * wide;
     for (int64_t j = 0; j < features; j += V::kLanes) {
       const int n = static_cast<int>(Least(V::kLanes, features - j));
       V::Store(to + j, V::Set(factor) * V::Load(from + j, n));
@@ -273,8 +277,12 @@ struct FewWidened {
     FewScores<V, T, kRows>(q, wide, k, rows, count, features, ahead, lines,
                            scores);
   }
-  // Powers of `count` keys, to what Values reads.
-  static void Narrow(float*, int64_t) {}
+  // Powers of e of scores less `shift`, of `count` keys of which some are seen,
+  // to what Values reads, and their sum.
+  static float Powers(float* row, const SeenKeys& seen, int64_t count,
+                      float shift) {
+    return Widened<V>::Powers(row, seen, {0, count}, 1, shift);
+  }
   template <int kRows, class R>
   static void Values(const float* powers, const T* v, const R& rows,
                      int64_t count, int64_t features, const float* factors,
@@ -302,12 +310,13 @@ void FewPowers(const AttentionTask& task, const Lengths& lengths, int64_t k0,
     if (seen.begin < seen.end) {
       const float shift =
           std::max(LargestOf<V>(row, seen.begin, seen.end), most[r]);
-      const float sum = PowersOf<V>(row, seen.begin, seen.end, shift);
+      const float sum = A::Powers(row, {seen.begin, seen.end}, count, shift);
       if (shift != most[r]) factors[r] = std::exp(most[r] - shift);
       most[r] = shift;
       total[r] = total[r] * factors[r] + sum;
+    } else {
+      A::Powers(row, {0, 0}, count, most[r]);
     }
-    A::Narrow(row, count);
   }
 }
 
@@ -330,8 +339,8 @@ void FewOf(const AttentionFewTask& task) {
       const T* from =
           static_cast<const T*>(task.buffers.q) +
           p.q.At(task.batch, task.head + i, r / p.queries, r % p.queries);
-      A::Copy(from, features, factor,
-              task.memory + i * head_floats + r * at.wide);
+      A::Copy(from, features, factor, task.memory + i * head_floats, r,
+              at.wide);
     }
   }
   const T* k =
@@ -345,7 +354,8 @@ void FewOf(const AttentionFewTask& task) {
   const int64_t end =
       Least(all.end, all.begin + strips * (task.part + 1) / task.parts * strip);
   // Passes over a strip, in which the next is asked for, with some to spare.
-  const int64_t passes = task.heads * (rows / 4 + rows % 4 / 2 + rows % 2);
+  const int64_t of_head = A::kAtOnce ? 1 : rows / 4 + rows % 4 / 2 + rows % 2;
+  const int64_t passes = task.heads * of_head;
   const int64_t elements = (task.heads - 1) * p.k.head + features;
   const auto sum = [&](int64_t k0, int64_t count, const auto& now, int64_t next,
                        const auto& then) {
@@ -355,11 +365,17 @@ void FewOf(const AttentionFewTask& task) {
     for (int64_t i = 0; i < task.heads; ++i) {
       const float* q = task.memory + i * head_floats;
       float* scores = task.memory + i * head_floats + kFewQueries * at.wide;
-      InFours(rows, [&]<int kRows>(int64_t r) {
-        A::template Scores<kRows>(q + r * at.wide, at.wide, k + i * p.k.head,
-                                  now, count, features, factor, &values, lines,
-                                  scores + r * kStripLd);
-      });
+      const T* head = k + i * p.k.head;
+      if constexpr (A::kAtOnce) {
+        A::Scores(rows, q, head, now, count, features, factor, &values, lines,
+                  scores);
+      } else {
+        InFours(rows, [&]<int kRows>(int64_t r) {
+          A::template Scores<kRows>(q + r * at.wide, at.wide, head, now, count,
+                                    features, factor, &values, lines,
+                                    scores + r * kStripLd);
+        });
+      }
     }
     for (int64_t i = 0; i < task.heads; ++i) {
       float* scores = task.memory + i * head_floats + kFewQueries * at.wide;
@@ -368,11 +384,17 @@ void FewOf(const AttentionFewTask& task) {
       FewPowers<V, A>(
           {p, task.buffers, task.batch, task.head + i, 0, 0, nullptr}, lengths,
           k0, count, scores, part + at.most, part + at.total, factors);
-      InFours(rows, [&]<int kRows>(int64_t r) {
-        A::template Values<kRows>(scores + r * kStripLd, v + i * p.v.head, now,
-                                  count, features, factors + r, &keys, lines,
-                                  part + r * at.wide, at.wide);
-      });
+      const T* head = v + i * p.v.head;
+      if constexpr (A::kAtOnce) {
+        A::Values(rows, scores, head, now, count, features, factors, &keys,
+                  lines, part, at.wide);
+      } else {
+        InFours(rows, [&]<int kRows>(int64_t r) {
+          A::template Values<kRows>(scores + r * kStripLd, head, now, count,
+                                    features, factors + r, &keys, lines,
+                                    part + r * at.wide, at.wide);
+        });
+      }
     }
   };
   // Where the keys of a strip lie, and those of the next.

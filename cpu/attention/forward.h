@@ -64,12 +64,14 @@ void MeanOfRows(const T* head, const KeyRows& rows, int64_t count,
   }
 }
 
-// One block of scores to powers; what a query's largest score and sum become,
-// and by what its sums so far are to be multiplied.
+// One block of scores, which are still to be multiplied with `factor`, to
+// powers; what a query's largest score and sum become, and by what its sums so
+// far are to be multiplied.
 template <class V, class A>
 void Softmax(const AttentionTask& task, const QueryBlock& queries,
              const Lengths& lengths, int64_t k0, const SeenKeys& block,
-             float* scores, float* most, float* total, float* factors) {
+             float factor, float* scores, float* most, float* total,
+             float* factors) {
   constexpr int64_t kLanes = V::kLanes;
   float sums[kQueries<V> + kLanes];
   for (int64_t r = 0; r < queries.count; ++r) {
@@ -78,12 +80,11 @@ void Softmax(const AttentionTask& task, const QueryBlock& queries,
         task, queries.group, queries.first + r, lengths, k0, block, row);
     const float before = most[r];
     float shift = before;
-    sums[r] = 0;
     if (seen.begin < seen.end) {
-      shift = std::max(LargestOf<V>(row, seen.begin, seen.end), before);
-      sums[r] = PowersOf<V>(row, seen.begin, seen.end, shift);
+      const float largest = LargestOf<V>(row, seen.begin, seen.end);
+      shift = std::max(factor * largest, before);
     }
-    A::NarrowRow(row, block.begin, block.end);
+    sums[r] = A::Powers(row, {seen.begin, seen.end}, block, factor, shift);
     most[r] = shift;
     factors[r] = before - shift;
   }
@@ -160,6 +161,8 @@ void ForwardOf(const AttentionTask& task) {
   std::fill_n(memory + at.total, blocks * kQueries<V>, 0.f);
   float factors[kQueries<V> + V::kLanes];
   const int64_t slots = UpTo(p.features, A::kStep) / A::kDepth;
+  // Scores to which nothing is added get their factor where powers are made.
+  const bool late = !A::kFactors && !p.bias.present && p.scale > 0;
   for (int64_t k0 = 0; k0 < lengths.keys; k0 += kKeys) {
     const int64_t count = Least(kKeys, lengths.keys - k0);
     bool packed = false;
@@ -184,12 +187,14 @@ void ForwardOf(const AttentionTask& task) {
           q + p.q.At(task.batch, task.head, queries.group, queries.first),
           p.q.row, queries.count, p.features, p.scale, memory + at.q);
       const int64_t j0 = seen.begin / kCols<V> * kCols<V>;
-      Multiply<V, A, false>(queries.count, kCols<V> * slots, seen.end - j0,
-                            {memory + at.q, memory + at.keys + j0 * slots,
-                             slots, scores + j0, kLd, false, nullptr, p.scale});
+      Multiply<V, A, false>(
+          queries.count, kCols<V> * slots, seen.end - j0,
+          {memory + at.q, memory + at.keys + j0 * slots, slots, scores + j0,
+           kLd, false, nullptr, late ? 1 : p.scale});
       const int64_t row = i * kQueries<V>;
-      Softmax<V, A>(task, queries, lengths, k0, seen, scores,
-                    memory + at.most + row, memory + at.total + row, factors);
+      Softmax<V, A>(task, queries, lengths, k0, seen, late ? p.scale : 1,
+                    scores, memory + at.most + row, memory + at.total + row,
+                    factors);
       // Of the first block that it sees there is nothing to add to.
       const bool add = all.begin < k0;
       Multiply<V, A, false>(

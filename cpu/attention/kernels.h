@@ -97,6 +97,12 @@ inline bool FillsTiles(const AttentionProblem& p) {
   return InPairs(p) && p.features >= 16 && p.groups * p.queries > 16;
 }
 
+// Few queries that are for it too, as columns of tiles.
+inline bool FewFillTiles(const AttentionProblem& p) {
+  const int64_t rows = p.groups * p.queries;
+  return InPairs(p) && p.features % 32 == 0 && rows >= 4 && rows <= 16;
+}
+
 // Queries of one group that follow each other.
 struct QueryBlock {
   int64_t group, first, count;

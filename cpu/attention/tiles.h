@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "cpu/attention/kernels.h"
 #include "cpu/vectors/epilogue.h"
 
 namespace jax_layout {
@@ -34,6 +35,58 @@ JAX_LAYOUT_INLINE constexpr int64_t Most(int64_t a, int64_t b) {
 }
 JAX_LAYOUT_INLINE constexpr int64_t UpTo(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
+}
+
+// --- scores
+
+// e^x of what may be far below: a NaN is the second, and stays.
+template <class V>
+JAX_LAYOUT_INLINE typename V::Reg Power(typename V::Reg x) {
+  return Exp<V>(V::Max(V::Set(-110.f), x));
+}
+
+// A row of scores, [begin, end), both multiples of vectors.
+template <class V>
+JAX_LAYOUT_INLINE float LargestOf(const float* row, int64_t begin,
+                                  int64_t end) {
+  constexpr int64_t kLanes = V::kLanes;
+  typename V::Reg most[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) most[i] = V::Load(row + begin);
+  int64_t j = begin;
+  for (; j + 4 * kLanes <= end; j += 4 * kLanes) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      most[i] = V::Max(most[i], V::Load(row + j + i * kLanes));
+    }
+  }
+  for (; j < end; j += kLanes) most[0] = V::Max(most[0], V::Load(row + j));
+  return V::Largest(V::Max(V::Max(most[0], most[1]), V::Max(most[2], most[3])));
+}
+
+// row[j] = e^(row[j] - shift), and their sum.
+template <class V>
+JAX_LAYOUT_INLINE float PowersOf(float* row, int64_t begin, int64_t end,
+                                 float shift) {
+  constexpr int64_t kLanes = V::kLanes;
+  const typename V::Reg by = V::Set(shift);
+  typename V::Reg sum[2] = {V::Zero(), V::Zero()};
+  int64_t j = begin;
+  for (; j + 2 * kLanes <= end; j += 2 * kLanes) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      float* at = row + j + i * kLanes;
+      const typename V::Reg p = Power<V>(V::Load(at) - by);
+      V::Store(at, p);
+      sum[i] = sum[i] + p;
+    }
+  }
+  for (; j < end; j += kLanes) {
+    const typename V::Reg p = Power<V>(V::Load(row + j) - by);
+    V::Store(row + j, p);
+    sum[0] = sum[0] + p;
+  }
+  return V::Sum(sum[0] + sum[1]);
 }
 
 // --- operands
@@ -119,6 +172,15 @@ struct Widened {
         V::Store(to + i * kLd + j, times * V::Load(from + i * ld + j, n));
       }
     }
+  }
+
+  // Powers of e of a row's scores, less `shift`, to a left operand in its
+  // place: for the keys that are seen, of all of a block. Their sum. Scores
+  // have their factor where kFactors says so.
+  static float Powers(float* row, const SeenKeys& seen, const SeenKeys&, float,
+                      float shift) {
+    if (seen.begin == seen.end) return 0;
+    return PowersOf<V>(row, seen.begin, seen.end, shift);
   }
 
   // Rows of floats, in place, to left operands; and two ways of another shape:
@@ -238,58 +300,6 @@ template <class V, class A, bool kAcross>
 void Multiply(int64_t rows, int64_t panel, int64_t columns,
               const TileArguments& all) {
   A::template Multiply<kAcross>(rows, panel, columns, all);
-}
-
-// --- scores
-
-// e^x of what may be far below: a NaN is the second, and stays.
-template <class V>
-JAX_LAYOUT_INLINE typename V::Reg Power(typename V::Reg x) {
-  return Exp<V>(V::Max(V::Set(-110.f), x));
-}
-
-// A row of scores, [begin, end), both multiples of vectors.
-template <class V>
-JAX_LAYOUT_INLINE float LargestOf(const float* row, int64_t begin,
-                                  int64_t end) {
-  constexpr int64_t kLanes = V::kLanes;
-  typename V::Reg most[4];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) most[i] = V::Load(row + begin);
-  int64_t j = begin;
-  for (; j + 4 * kLanes <= end; j += 4 * kLanes) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      most[i] = V::Max(most[i], V::Load(row + j + i * kLanes));
-    }
-  }
-  for (; j < end; j += kLanes) most[0] = V::Max(most[0], V::Load(row + j));
-  return V::Largest(V::Max(V::Max(most[0], most[1]), V::Max(most[2], most[3])));
-}
-
-// row[j] = e^(row[j] - shift), and their sum.
-template <class V>
-JAX_LAYOUT_INLINE float PowersOf(float* row, int64_t begin, int64_t end,
-                                 float shift) {
-  constexpr int64_t kLanes = V::kLanes;
-  const typename V::Reg by = V::Set(shift);
-  typename V::Reg sum[2] = {V::Zero(), V::Zero()};
-  int64_t j = begin;
-  for (; j + 2 * kLanes <= end; j += 2 * kLanes) {
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      float* at = row + j + i * kLanes;
-      const typename V::Reg p = Power<V>(V::Load(at) - by);
-      V::Store(at, p);
-      sum[i] = sum[i] + p;
-    }
-  }
-  for (; j < end; j += kLanes) {
-    const typename V::Reg p = Power<V>(V::Load(row + j) - by);
-    V::Store(row + j, p);
-    sum[0] = sum[0] + p;
-  }
-  return V::Sum(sum[0] + sum[1]);
 }
 
 }  // namespace

@@ -61,6 +61,25 @@ struct AmxSums {
     if constexpr (kRows == 2) _tile_stored(2, sums + 512, 64);
     if constexpr (kRows == 2 && kCols == 2) _tile_stored(3, sums + 768, 64);
   }
+  // The same of rows that are `ld` floats apart.
+  static JAX_LAYOUT_INLINE void LoadRows(const float* rows, int64_t ld) {
+    const int64_t bytes = ld * static_cast<int64_t>(sizeof(float));
+    _tile_loadd(0, rows, bytes);
+    if constexpr (kCols == 2) _tile_loadd(1, rows + 16, bytes);
+    if constexpr (kRows == 2) _tile_loadd(2, rows + 16 * ld, bytes);
+    if constexpr (kRows == 2 && kCols == 2) {
+      _tile_loadd(3, rows + 16 * ld + 16, bytes);
+    }
+  }
+  static JAX_LAYOUT_INLINE void StoreRows(float* rows, int64_t ld) {
+    const int64_t bytes = ld * static_cast<int64_t>(sizeof(float));
+    _tile_stored(0, rows, bytes);
+    if constexpr (kCols == 2) _tile_stored(1, rows + 16, bytes);
+    if constexpr (kRows == 2) _tile_stored(2, rows + 16 * ld, bytes);
+    if constexpr (kRows == 2 && kCols == 2) {
+      _tile_stored(3, rows + 16 * ld + 16, bytes);
+    }
+  }
   // Adds products of 32 along k. Rows of tiles are `stride` bytes apart, the
   // second tile is `tile` bytes after the first.
   static JAX_LAYOUT_INLINE void Add(const char* left, int64_t left_stride,

@@ -271,6 +271,10 @@ SHAPES = [
     {"k": 3, "t": 1, "s": 700, "h": 128},
     {"b": 2, "g": 7, "t": 1, "s": 130, "h": 40},
     {"g": 4, "t": 4, "s": 300, "h": 17},
+    {"b": 2, "k": 2, "g": 4, "t": 1, "s": 130, "h": 64},
+    {"k": 3, "g": 2, "t": 3, "s": 65, "h": 32},
+    {"g": 16, "t": 1, "s": 300, "h": 96},
+    {"b": 2, "g": 5, "t": 3, "s": 17, "h": 32},
 ]
 FORMS = [
     {},
@@ -303,6 +307,8 @@ IN_BLOCKS = [
     {"b": 2, "t": 60, "s": 600, "h": 64, "block": 300, "lengths": True, "bias": "BS"},
     {"k": 2, "t": 1, "s": 2048, "h": 16, "block": 128, "place": "BKGTH"},
     {"b": 2, "k": 2, "t": 30, "s": 40, "block": 8, "place": "TBKGH"},
+    {"b": 2, "k": 2, "g": 8, "t": 1, "s": 192, "h": 64, "block": 16, "lengths": True},
+    {"b": 2, "g": 2, "t": 7, "s": 350, "h": 32, "block": 7, "place": "BKGTH"},
 ]
 
 
@@ -355,18 +361,19 @@ def test_what_is_hidden_by_the_bias(library, isa):
 
 
 def test_a_nan_stays_in_its_row(library, isa):
-    for t in (1, 60):
-        c = Case(t=t, s=300, h=16, b=2)
+    for t, h, dtype in ((1, 16, F32), (60, 16, F32), (8, 32, BF16), (60, 32, BF16)):
+        c = Case(t=t, s=300, h=h, b=2, dtype=dtype)
         x = Operands(c)
         x.q[0, 0, 0, 0, 3] = np.nan
         y, lse = run(library, c, x, isa)
+        y = y.astype(F32)
         assert np.isnan(y[0, 0]).all() and np.isnan(lse[0, 0, 0, 0])
         assert np.isfinite(y[1]).all() and np.isfinite(y[0, 1:]).all()
 
 
 def test_what_lies_behind_the_lengths_is_not_read(library, isa):
-    for t, dtype in itertools.product((2, 60), DTYPES):
-        c = Case(b=2, t=t, s=700, h=16, lengths=True, dtype=dtype)
+    for (t, h), dtype in itertools.product(((2, 16), (60, 16), (8, 64)), DTYPES):
+        c = Case(b=2, t=t, s=700, h=h, lengths=True, dtype=dtype)
         x = Operands(c)
         x.query_lengths[:] = t
         x.key_lengths[:] = (3, 301)
@@ -403,6 +410,8 @@ EDGES = [
     {"t": 129, "s": 511, "h": 130},
     {"t": 20, "s": 300, "h": 256},
     {"g": 9, "t": 2, "s": 97, "h": 64},
+    {"g": 5, "t": 3, "s": 97, "h": 256},
+    {"b": 2, "k": 2, "g": 4, "t": 1, "s": 300, "h": 128},
 ]
 
 
@@ -443,8 +452,8 @@ def main():
             for form in FORMS[i % 4 :: 4]:
                 dtype = list(DTYPES)[i % 3]
                 check_case(library, Case(**shape, **form, dtype=dtype, seed=i), isa)
-        for form in IN_BLOCKS:
-            check_case(library, Case(**form), isa)
+        for form, dtype in itertools.product(IN_BLOCKS, (F32, BF16)):
+            check_case(library, Case(**form, dtype=dtype), isa)
 
 
 def test_sanitized(tmp_path):
