@@ -79,7 +79,7 @@ def _compiled(
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             partial = target.with_suffix(".partial")
-            command = [compiler, *flags, *sources, "-o", partial]
+            command = [compiler, *flags, *map(str, sources), "-o", str(partial)]
             # GCC keeps faults to itself, those of native/cpuid.cc too.
             uncapped = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
             subprocess.run(command, check=True, env=uncapped)
