@@ -173,9 +173,9 @@ struct InTiles : Pairs {
 // Few queries: keys are left operands where they lie, queries columns; values
 // become right operands by pairs of rows, unpacked. What is shorter than a
 // tile, or lies in blocks, is copied first.
-struct FewTiles {
-  using T = BF16;
+struct FewTiles : FewOfPairs {
   static constexpr bool kAtOnce = true;
+  static_assert(kFewQueries <= 16, "columns of a tile");
 
   // To a column: of 16 pairs of features each, a tile.
   static void Copy(const BF16* from, int64_t features, float, float* q,
@@ -191,6 +191,7 @@ struct FewTiles {
                      float factor, AheadOfRows<BF16, R>* ahead, int64_t lines,
                      float* scores) {
     alignas(64) BF16 copied[2][16 * kMostFeatures];
+    using Sums = AmxSums<1, 2>;
     alignas(64) float sums[2 * 256];
     const int64_t asked = lines * 16 * 32 / features;
     for (int64_t j = 0; j < count; j += 32) {
@@ -198,8 +199,7 @@ struct FewTiles {
       const Rows<BF16> second =
           Keys(k, rows, j + 16, count, features, copied[1]);
       asm volatile("" ::: "memory");
-      _tile_zero(0);
-      _tile_zero(1);
+      Sums::Zero();
       for (int64_t h = 0; h < features; h += 32) {
         _tile_loadd(4, q + h * 8, 64);
         _tile_loadd(5, first.first + h, first.ld * 2);
@@ -210,8 +210,7 @@ struct FewTiles {
         _tile_dpbf16ps(1, 6, 4);
         ahead->Ask(asked);
       }
-      _tile_stored(0, sums, 64);
-      _tile_stored(1, sums + 256, 64);
+      Sums::Store(sums);
       for (int64_t i = 0; i < 32 && j + i < count; i += 16) {
         __m512 r[16];
 #pragma GCC unroll 16
@@ -242,10 +241,6 @@ struct FewTiles {
     return {copied, features};
   }
 
-  static float Powers(float* row, const SeenKeys& seen, int64_t count,
-                      float shift) {
-    return Pairs::Powers(row, seen, {0, UpTo(count, 32)}, 1, shift);
-  }
   template <class R>
   static void Values(int64_t queries, const float* powers, const BF16* v,
                      const R& rows, int64_t count, int64_t features,
@@ -268,13 +263,9 @@ struct FewTiles {
                   const R& rows, int64_t count, const float* factors,
                   AheadOfRows<BF16, R>* ahead, int64_t asked, float* sums,
                   int64_t wide) {
+    using Sums = AmxSums<kBlocks, 2>;  // of blocks, below each other
     alignas(64) float pairs[2 * kBlocks * 256];
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (kBlocks == 2) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
+    Sums::Zero();
     for (int64_t j = 0; j < count; j += 32) {
       for (int64_t i = 0; i < 32; i += 2) {
         const BF16* one = v + rows.At(Least(j + i, count - 1));
@@ -304,12 +295,7 @@ struct FewTiles {
       }
       asm volatile("" ::: "memory");  // before the next are written
     }
-    _tile_stored(0, pairs, 64);
-    _tile_stored(1, pairs + 256, 64);
-    if constexpr (kBlocks == 2) {
-      _tile_stored(2, pairs + 512, 64);
-      _tile_stored(3, pairs + 768, 64);
-    }
+    Sums::Store(pairs);
     for (int64_t r = 0; r < queries; ++r) {
 #pragma GCC unroll 4
       for (int i = 0; i < 2 * kBlocks; ++i) {
@@ -318,9 +304,6 @@ struct FewTiles {
                               Floats::Load(pairs + i * 256 + r * 16));
       }
     }
-  }
-  static void Order(float* sums, int64_t features) {
-    OrderOfPairs(sums, features);
   }
 };
 
@@ -345,9 +328,8 @@ const AttentionKernels kAttentionAmx = {
     kQueries<TileFloats>, FloatsForward<TileFloats>,
     ForwardTiles,         FloatsBackward<TileFloats>,
     BackwardTiles,        Join<Floats>,
-    kFewQueries,          FloatsFew<Floats>,
-    FloatsOfPart<Floats>, FewInTiles,
-    FinishFew<Floats>};
+    FloatsFew<Floats>,    FloatsOfPart<Floats>,
+    FewInTiles,           FinishFew<Floats>};
 
 }  // namespace jax_layout
 #endif  // __x86_64__

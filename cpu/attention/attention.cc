@@ -102,8 +102,6 @@ Status ForEachTask(const AttentionProblem& p, const Batches& batches,
   return failed ? NoMemory() : Status::Ok();
 }
 
-int64_t FewRows(const AttentionProblem& p) { return p.groups * p.queries; }
-
 Status FewQueries(const AttentionProblem& p, const AttentionBuffers& buffers,
                   const Executor& executor, const AttentionKernels& kernels) {
   // Heads whose rows alternate are read together, as they lie.
@@ -117,7 +115,7 @@ Status FewQueries(const AttentionProblem& p, const AttentionBuffers& buffers,
   std::unique_ptr<float[]> sums(new (std::nothrow) float[heads * parts * size]);
   if (sums == nullptr) return NoMemory();
   const int64_t work =
-      together * FewRows(p) * (p.keys / parts) * p.features * 2;
+      together * QueriesOfHead(p) * (p.keys / parts) * p.features * 2;
   const int64_t tasks = units * parts;
   const int64_t of_call =
       std::clamp<int64_t>(kTaskWork / std::max<int64_t>(1, work), 1, tasks);
@@ -244,7 +242,7 @@ Status Attention(const AttentionProblem& p, const AttentionBuffers& buffers,
   const AttentionKernels* kernels = KernelsFor(ForwardFillsTiles(p), isa);
   if (kernels == nullptr || p.features > kMostFeatures) return NoKernel();
   if (p.Rows() == 0 || p.features == 0) return Status::Ok();
-  if (FewRows(p) <= kernels->few_most) {
+  if (QueriesOfHead(p) <= kFewQueries) {
     return FewQueries(p, buffers, executor, *kernels);
   }
   const int64_t blocks = p.groups * BlocksOf(p.queries, kernels->queries);

@@ -22,8 +22,7 @@ namespace {
 
 // Pairs of few queries: of features of a key, and of keys of a feature. Sums of
 // values come in the order in which unpacking leaves features.
-struct FewPairs {
-  using T = BF16;
+struct FewPairs : FewOfPairs {
   static constexpr bool kAtOnce = false;
 
   static JAX_LAYOUT_INLINE __m512i Load(const void* p) {
@@ -68,10 +67,6 @@ struct FewPairs {
       StoreSums<Floats, kRows>(Floats::Set(factor) * Floats::SumOfEach(sum),
                                scores + j);
     }
-  }
-  static float Powers(float* row, const SeenKeys& seen, int64_t count,
-                      float shift) {
-    return Pairs::Powers(row, seen, {0, UpTo(count, 2)}, 1, shift);
   }
   template <int kRows, class R>
   static void Values(const float* powers, const BF16* v, const R& rows,
@@ -135,9 +130,6 @@ struct FewPairs {
         Floats::Store(sums + r * wide + i * 16, sum[r][i]);
       }
     }
-  }
-  static void Order(float* sums, int64_t features) {
-    OrderOfPairs(sums, features);
   }
 };
 

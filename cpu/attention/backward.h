@@ -326,9 +326,9 @@ void Join(const PartsOfSums& sums) {
 template <class V, auto forward = Forward<V>, auto backward = Backward<V>,
           auto few = Few<V>>
 constexpr AttentionKernels kAttention = {
-    kQueries<V>, FloatsForward<V>, forward,      FloatsBackward<V>, backward,
-    Join<V>,     kFewQueries,      FloatsFew<V>, FloatsOfPart<V>,   few,
-    FinishFew<V>};
+    kQueries<V>, FloatsForward<V>, forward,      FloatsBackward<V>,
+    backward,    Join<V>,          FloatsFew<V>, FloatsOfPart<V>,
+    few,         FinishFew<V>};
 
 }  // namespace
 }  // namespace jax_layout

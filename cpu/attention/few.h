@@ -15,17 +15,12 @@
 namespace jax_layout {
 namespace {
 
-// Queries of a head, at most; keys whose scores are made at a time, at most,
-// and a row of those.
-constexpr int64_t kFewQueries = 16, kStrip = 64, kStripLd = kStrip + 16;
+// Keys whose scores are made at a time, at most, and a row of those.
+constexpr int64_t kStrip = 64, kStripLd = kStrip + 16;
 // Keys of a strip, of all heads that are read together, and as many values are
 // in L2.
 template <class V>
 constexpr int64_t kStripBytes = V::kLanes == 16 ? 128 << 10 : 64 << 10;
-
-inline int64_t FewQueries(const AttentionProblem& p) {
-  return p.groups * p.queries;
-}
 
 // What a part has of its queries, in floats from its beginning.
 template <class V>
@@ -34,7 +29,7 @@ struct FewSums {
 
   explicit FewSums(const AttentionProblem& p) {
     wide = UpTo(p.features, V::kLanes);
-    most = FewQueries(p) * wide;
+    most = QueriesOfHead(p) * wide;
     total = most + kFewQueries;
     end = UpTo(total + kFewQueries, 16);
   }
@@ -302,21 +297,18 @@ void FewPowers(const AttentionTask& task, const Lengths& lengths, int64_t k0,
                int64_t count, float* scores, float* most, float* total,
                float* factors) {
   const AttentionProblem& p = task.problem;
-  for (int64_t r = 0; r < FewQueries(p); ++r) {
+  for (int64_t r = 0; r < QueriesOfHead(p); ++r) {
     float* row = scores + r * kStripLd;
     const RowOfScores seen = FinishScores<V>(task, r / p.queries, r % p.queries,
                                              lengths, k0, {0, count}, row);
-    factors[r] = 1;
+    float shift = most[r];
     if (seen.begin < seen.end) {
-      const float shift =
-          std::max(LargestOf<V>(row, seen.begin, seen.end), most[r]);
-      const float sum = A::Powers(row, {seen.begin, seen.end}, count, shift);
-      if (shift != most[r]) factors[r] = std::exp(most[r] - shift);
-      most[r] = shift;
-      total[r] = total[r] * factors[r] + sum;
-    } else {
-      A::Powers(row, {0, 0}, count, most[r]);
+      shift = std::max(LargestOf<V>(row, seen.begin, seen.end), shift);
     }
+    const float sum = A::Powers(row, {seen.begin, seen.end}, count, shift);
+    factors[r] = shift != most[r] ? std::exp(most[r] - shift) : 1;
+    most[r] = shift;
+    total[r] = total[r] * factors[r] + sum;
   }
 }
 
@@ -325,7 +317,7 @@ void FewOf(const AttentionFewTask& task) {
   using T = typename A::T;
   const AttentionProblem& p = task.problem;
   const FewSums<V> at(p);
-  const int64_t rows = FewQueries(p), features = p.features;
+  const int64_t rows = QueriesOfHead(p), features = p.features;
   const int64_t head_floats = FloatsFew<V>(p);
   const float factor = p.scale;
   const Lengths lengths = LengthsOf(p, task.buffers, task.batch);
@@ -436,7 +428,7 @@ template <class V>
 void FinishFew(const AttentionTask& task, float* parts, int64_t count) {
   const AttentionProblem& p = task.problem;
   const FewSums<V> at(p);
-  const int64_t rows = FewQueries(p);
+  const int64_t rows = QueriesOfHead(p);
   for (int64_t r = 0; r < rows; ++r) {
     float most = kLeastScore, total = 0;
     for (int64_t i = 0; i < count; ++i) {

@@ -62,6 +62,12 @@ struct PartsOfSums {
   int64_t at, ld;
 };
 
+// Queries that share their keys, and the most of them that are few.
+inline int64_t QueriesOfHead(const AttentionProblem& p) {
+  return p.groups * p.queries;
+}
+inline constexpr int64_t kFewQueries = 16;
+
 struct AttentionKernels {
   int64_t queries;  // of a block
   // Floats of memory that a task of so many blocks needs.
@@ -70,9 +76,8 @@ struct AttentionKernels {
   int64_t (*backward_memory)(const AttentionProblem&, int64_t blocks);
   void (*backward)(const AttentionGradientTask&);
   void (*join)(const PartsOfSums&);
-  // For few queries of a head, `few_most` at most: floats of memory for each
-  // head and of a part's sums; the sums; and what all parts of a head make.
-  int64_t few_most;
+  // For few queries of a head: floats of memory for each head and of a part's
+  // sums; the sums; and what all parts of a head make.
   int64_t (*few_memory)(const AttentionProblem&);
   int64_t (*few_part)(const AttentionProblem&);
   void (*few)(const AttentionFewTask&);
@@ -94,13 +99,14 @@ inline bool InPairs(const AttentionProblem& p) {
 
 // What kAttentionAmx is for. Memory, too, is for no fewer features.
 inline bool FillsTiles(const AttentionProblem& p) {
-  return InPairs(p) && p.features >= 16 && p.groups * p.queries > 16;
+  return InPairs(p) && p.features >= 16 && QueriesOfHead(p) > kFewQueries;
 }
 
 // Few queries that are for it too, as columns of tiles.
 inline bool FewFillTiles(const AttentionProblem& p) {
-  const int64_t rows = p.groups * p.queries;
-  return InPairs(p) && p.features % 32 == 0 && rows >= 4 && rows <= 16;
+  const int64_t queries = QueriesOfHead(p);
+  return InPairs(p) && p.features % 32 == 0 && queries >= 4 &&
+         queries <= kFewQueries;
 }
 
 // Queries of one group that follow each other.

@@ -133,18 +133,28 @@ struct Pairs {
   }
 };
 
-// Sums of unpacked values, to the order of features: of 32, the first vector
-// has quarters of 0 to 3, 8 to 11, and so on.
-inline void OrderOfPairs(float* sums, int64_t features) {
-  for (int64_t h = 0; h < features; h += 32) {
-    const __m512d low = _mm512_castps_pd(Floats::Load(sums + h));
-    const __m512d high = _mm512_castps_pd(Floats::Load(sums + h + 16));
-    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-    const __m512i last = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-    _mm512_storeu_pd(sums + h, _mm512_permutex2var_pd(low, first, high));
-    _mm512_storeu_pd(sums + h + 16, _mm512_permutex2var_pd(low, last, high));
+// What arithmetics of few queries (few.h) have in common.
+struct FewOfPairs {
+  using T = BF16;
+
+  // Zero up to a whole step of tiles, and so of pairs.
+  static float Powers(float* row, const SeenKeys& seen, int64_t count,
+                      float shift) {
+    return Pairs::Powers(row, seen, {0, UpTo(count, 32)}, 1, shift);
   }
-}
+  // Sums of unpacked values, to the order of features: of 32, the first vector
+  // has quarters of 0 to 3, 8 to 11, and so on.
+  static void Order(float* sums, int64_t features) {
+    for (int64_t h = 0; h < features; h += 32) {
+      const __m512d low = _mm512_castps_pd(Floats::Load(sums + h));
+      const __m512d high = _mm512_castps_pd(Floats::Load(sums + h + 16));
+      const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+      const __m512i last = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+      _mm512_storeu_pd(sums + h, _mm512_permutex2var_pd(low, first, high));
+      _mm512_storeu_pd(sums + h + 16, _mm512_permutex2var_pd(low, last, high));
+    }
+  }
+};
 
 }  // namespace
 }  // namespace jax_layout

@@ -50,35 +50,17 @@ struct AmxSums {
     if constexpr (kRows == 2 && kCols == 2) _tile_zero(3);
   }
   static JAX_LAYOUT_INLINE void Load(const float* sums) {
-    _tile_loadd(0, sums, 64);
-    if constexpr (kCols == 2) _tile_loadd(1, sums + 256, 64);
-    if constexpr (kRows == 2) _tile_loadd(2, sums + 512, 64);
-    if constexpr (kRows == 2 && kCols == 2) _tile_loadd(3, sums + 768, 64);
+    Load(sums, 16, 256, 512);
   }
   static JAX_LAYOUT_INLINE void Store(float* sums) {
-    _tile_stored(0, sums, 64);
-    if constexpr (kCols == 2) _tile_stored(1, sums + 256, 64);
-    if constexpr (kRows == 2) _tile_stored(2, sums + 512, 64);
-    if constexpr (kRows == 2 && kCols == 2) _tile_stored(3, sums + 768, 64);
+    Store(sums, 16, 256, 512);
   }
-  // The same of rows that are `ld` floats apart.
+  // The same of rows that are `ld` floats apart, of one array.
   static JAX_LAYOUT_INLINE void LoadRows(const float* rows, int64_t ld) {
-    const int64_t bytes = ld * static_cast<int64_t>(sizeof(float));
-    _tile_loadd(0, rows, bytes);
-    if constexpr (kCols == 2) _tile_loadd(1, rows + 16, bytes);
-    if constexpr (kRows == 2) _tile_loadd(2, rows + 16 * ld, bytes);
-    if constexpr (kRows == 2 && kCols == 2) {
-      _tile_loadd(3, rows + 16 * ld + 16, bytes);
-    }
+    Load(rows, ld, 16, 16 * ld);
   }
   static JAX_LAYOUT_INLINE void StoreRows(float* rows, int64_t ld) {
-    const int64_t bytes = ld * static_cast<int64_t>(sizeof(float));
-    _tile_stored(0, rows, bytes);
-    if constexpr (kCols == 2) _tile_stored(1, rows + 16, bytes);
-    if constexpr (kRows == 2) _tile_stored(2, rows + 16 * ld, bytes);
-    if constexpr (kRows == 2 && kCols == 2) {
-      _tile_stored(3, rows + 16 * ld + 16, bytes);
-    }
+    Store(rows, ld, 16, 16 * ld);
   }
   // Adds products of 32 along k. Rows of tiles are `stride` bytes apart, the
   // second tile is `tile` bytes after the first.
@@ -93,6 +75,30 @@ struct AmxSums {
     if constexpr (kRows == 2) _tile_loadd(5, left + left_tile, left_stride);
     if constexpr (kRows == 2) _tile_dpbf16ps(2, 5, 6);
     if constexpr (kRows == 2 && kCols == 2) _tile_dpbf16ps(3, 5, 7);
+  }
+
+ private:
+  // Rows are `ld` floats apart, the tile on the right `right` floats after the
+  // first, the one below it `below`.
+  static JAX_LAYOUT_INLINE void Load(const float* sums, int64_t ld,
+                                     int64_t right, int64_t below) {
+    const int64_t bytes = ld * static_cast<int64_t>(sizeof(float));
+    _tile_loadd(0, sums, bytes);
+    if constexpr (kCols == 2) _tile_loadd(1, sums + right, bytes);
+    if constexpr (kRows == 2) _tile_loadd(2, sums + below, bytes);
+    if constexpr (kRows == 2 && kCols == 2) {
+      _tile_loadd(3, sums + below + right, bytes);
+    }
+  }
+  static JAX_LAYOUT_INLINE void Store(float* sums, int64_t ld, int64_t right,
+                                      int64_t below) {
+    const int64_t bytes = ld * static_cast<int64_t>(sizeof(float));
+    _tile_stored(0, sums, bytes);
+    if constexpr (kCols == 2) _tile_stored(1, sums + right, bytes);
+    if constexpr (kRows == 2) _tile_stored(2, sums + below, bytes);
+    if constexpr (kRows == 2 && kCols == 2) {
+      _tile_stored(3, sums + below + right, bytes);
+    }
   }
 };
 
