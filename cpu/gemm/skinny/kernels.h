@@ -35,9 +35,9 @@ constexpr int64_t kSkinnyRows = 64;
 constexpr int64_t kSkinnyRowsAcross = 256;
 // Lanes along k of a block at most. Where the matrix is contiguous along its
 // columns, a strip of as many rows is in L1, and the next in L2; where it is
-// along k, the rows of x are in L1.
+// along k, a group of x's rows is in L1, and of a column at most a page.
 constexpr int64_t kSkinnySteps = 128;
-constexpr int64_t kSkinnyLong = 512;
+constexpr int64_t kSkinnyLong = 1024;
 // Columns come in strips of at most this.
 constexpr int64_t kSkinnyStrip = 32;
 
@@ -50,7 +50,7 @@ struct SkinnyBlock {
   int64_t ld;
   bool along;  // k is contiguous, else the columns are
   int64_t rows, count, k;
-  int64_t steps;  // lanes along k of a block, where the columns are contiguous
+  int64_t steps;  // lanes along k of a block, or of x in L1 if along
   char* sums;     // rows x RoundUp(count, kSkinnyStrip), 4 bytes each, aligned
   char* scratch;  // kSkinnyScratch bytes, aligned
 };
@@ -360,10 +360,10 @@ void MultiplyAcross(const SkinnyBlock& b) {
 }
 
 // k contiguous: dot products of kRows rows of x and kColumns of the matrix,
-// with sums of them all in registers.
+// with sums of them all in registers, and the columns' operands.
 template <class A>
-constexpr int kAlongRows = A::kRegisters == 32 ? 8 : 3;
-constexpr int kAlongColumns(int rows) { return rows <= 6 ? 4 : 3; }
+constexpr int kAlongRows = A::kRegisters == 32 ? 8 : 4;
+constexpr int kAlongColumns = 3;
 
 template <class A, int kRows, int kColumns>
 JAX_LAYOUT_INLINE void AddAlong(const typename A::Wide* x,
@@ -388,7 +388,7 @@ struct AlongCall {
   int64_t depth;
   typename A::Sum* sums;
   int64_t sums_ld;
-  int64_t ahead[kColumns];  // of each column; 0 asks for what it reads
+  const typename A::Element* ahead[kColumns];  // asks for as many of each
 };
 
 template <class A, class W, int kRows, int kColumns>
@@ -404,9 +404,8 @@ void Along(const AlongCall<A, W, kColumns>& c) {
   for (; j + kStep <= c.depth; j += kStep) {
 #pragma GCC unroll 4
     for (int v = 0; v < kColumns; ++v) {
-      const W* w = c.w + v * c.ld + j;
-      column[v] = A::Load(w);
-      __builtin_prefetch(w + c.ahead[v], 0, 2);
+      column[v] = A::Load(c.w + v * c.ld + j);
+      __builtin_prefetch(c.ahead[v] + j, 0, 2);
     }
     AddAlong<A, kRows, kColumns>(c.x + j, column, sum);
   }
@@ -433,18 +432,19 @@ template <class A>
 void MultiplyAlong(const SkinnyBlock& b) {
   using T = typename A::Element;
   using Wide = typename A::Wide;
-  constexpr int64_t kLong = kSkinnyLong * A::kDepth;
   constexpr int64_t kLd = kSkinnyLd * A::kDepth;
   constexpr int64_t kMost = kAlongRows<A>;
+  const bool fits = std::min(b.rows, kMost) * kSkinnyLong <= b.steps;
+  const int64_t length = (fits ? kSkinnyLong : kSkinnyLong / 2) * A::kDepth;
   const T* matrix = reinterpret_cast<const T*>(b.matrix);
   Wide* x = reinterpret_cast<Wide*>(b.scratch);
   Wide* widened = reinterpret_cast<Wide*>(b.scratch + kSkinnyXBytes);
   auto* sums = reinterpret_cast<typename A::Sum*>(b.sums);
   const int64_t ld = (b.count + kSkinnyStrip - 1) / kSkinnyStrip * kSkinnyStrip;
   const int64_t groups = (b.rows + kMost - 1) / kMost;
-  const bool widen = sizeof(T) != sizeof(Wide) && groups > 2;
-  for (int64_t p = 0; p < b.k; p += kLong) {
-    const int64_t depth = std::min(kLong, b.k - p);
+  const bool widen = sizeof(T) != sizeof(Wide) && groups > 4;
+  for (int64_t p = 0; p < b.k; p += length) {
+    const int64_t depth = std::min(length, b.k - p);
     for (int64_t i = 0; i < b.rows; ++i) {
       const T* from = reinterpret_cast<const T*>(b.x) + i * b.x_row + p * b.x_k;
       A::Widen(from, b.x_k, depth, x + i * kLd);
@@ -456,7 +456,7 @@ void MultiplyAlong(const SkinnyBlock& b) {
       // first.
       int64_t ahead = kSkinnyPanel * b.ld;
       if (j + kSkinnyPanel >= b.count) {
-        ahead = p + kLong < b.k ? kLong - j * b.ld : 0;
+        ahead = p + length < b.k ? length - j * b.ld : 0;
       }
       if (widen) {
         for (int64_t v = 0; v < columns; ++v) {
@@ -470,24 +470,26 @@ void MultiplyAlong(const SkinnyBlock& b) {
         WithRows<kMost>(rows, [&]<int kRows> {
           int64_t v = 0;
           auto some = [&]<int kColumns> {
+            const T* first = panel + v * b.ld;
+            AlongCall<A, T, kColumns> call = {first,  b.ld, xs, depth,
+                                              at + v, ld,   {}};
             // Groups take turns to ask for the columns.
-            AlongCall<A, T, kColumns> call = {panel + v * b.ld, b.ld, xs, depth,
-                                              at + v,           ld,   {}};
             for (int64_t c = 0; c < kColumns; ++c) {
-              if (c * groups / kColumns == group) call.ahead[c] = ahead;
+              const bool mine = c * groups / kColumns == group;
+              call.ahead[c] = first + c * b.ld + (mine ? ahead : 0);
             }
             if constexpr (sizeof(T) != sizeof(Wide)) {
               if (widen) {
                 AlongCall<A, Wide, kColumns> wide = {
                     widened + v * kLd, kLd, xs, depth, at + v, ld, {}};
+                std::copy_n(call.ahead, kColumns, wide.ahead);
                 return Along<A, Wide, kRows, kColumns>(wide);
               }
             }
             Along<A, T, kRows, kColumns>(call);
           };
-          constexpr int kTogether = kAlongColumns(kRows);
-          for (; v + kTogether <= columns; v += kTogether) {
-            some.template operator()<kTogether>();
+          for (; v + kAlongColumns <= columns; v += kAlongColumns) {
+            some.template operator()<kAlongColumns>();
           }
           for (; v < columns; ++v) some.template operator()<1>();
         });
