@@ -222,6 +222,8 @@ class Product {
   void PackA(const Operands& at, int64_t row, int64_t rows, float* to) const;
   void PackB(const Operands& at, int64_t col, int64_t cols, float* to) const;
   BlockedAhead Ahead(const Operands& at, int64_t col, int64_t cols) const;
+  // The panel that follows the one at column j, if it was packed with it.
+  BlockedAhead Following(const Unit& unit, int64_t j, const float* panel) const;
   // The packed panel at column j of the unit, null if it is not there.
   const float* FindB(const Unit& unit, int64_t j, bool wait) const;
   void RunPanel(BlockedPanel& panel, const Operands& at, int64_t row,
@@ -281,6 +283,19 @@ BlockedAhead Product::Ahead(const Operands& at, int64_t col,
           .lines = CeilDiv(length * in_, kCacheLine)};
 }
 
+BlockedAhead Product::Following(const Unit& u, int64_t j,
+                                const float* panel) const {
+  const int64_t next = (u.col + j) % blocks_.chunk_cols + kernels_.cols;
+  const bool together =
+      u.groups == nullptr || next % (kGroup * kernels_.cols) != 0;
+  if (blocks_.b_direct || !together || j + kernels_.cols >= u.cols) return {};
+  const int64_t size = k_ * kernels_.cols;
+  return {.from = reinterpret_cast<const char*>(panel + size),
+          .ld = kCacheLine,
+          .rows = CeilDiv(size * 4, kCacheLine),
+          .lines = 1};
+}
+
 const float* Product::FindB(const Unit& u, int64_t j, bool wait) const {
   const int64_t col = u.col + j;
   if (blocks_.b_direct) return reinterpret_cast<const float*>(u.at.b) + col;
@@ -326,6 +341,7 @@ void Product::RunUnit(const Unit& u, float* a, float* sums) const {
     auto multiply = [&](int64_t j, bool wait) {
       panel.b = FindB(u, j, wait);
       if (panel.b == nullptr) return false;
+      panel.ahead = Following(u, j, panel.b);
       RunPanel(panel, u.at, row, u.col + j, u.col + u.cols);
       return true;
     };
