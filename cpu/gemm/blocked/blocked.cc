@@ -3,8 +3,6 @@
 // From a problem to panels of b times rows of a (see kernels.h), in tasks.
 #include "cpu/gemm/blocked/blocked.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "core/arithmetic.h"
+#include "cpu/caches.h"
 #include "cpu/gemm/blocked/kernels.h"
 #include "cpu/gemm/finish.h"
 #include "cpu/scratch.h"
@@ -56,17 +55,6 @@ const Kernels<const BlockedKernels*> kPairs("blocked pairs",
 #endif
                                             });
 
-int64_t CacheBytes() {
-  static const int64_t bytes = [] {
-#ifdef _SC_LEVEL2_CACHE_SIZE
-    const int64_t found = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    if (found > 0) return found;
-#endif
-    return int64_t{512} << 10;
-  }();
-  return bytes;
-}
-
 // How y is cut, and what is packed.
 struct Blocks {
   int64_t k_block;
@@ -87,7 +75,7 @@ Blocks ChooseBlocks(const GemmProblem& problem, const BlockedKernels& kernels,
   const int64_t steps = plan.Steps(), deep = std::max<int64_t>(1, k);
   Blocks b = {};
   b.k_block = CeilDiv(deep, CeilDiv(deep, kMostDeep));
-  b.rows = std::max(CacheBytes() / 2 / (deep * 4), 4 * kernels.rows);
+  b.rows = std::max(CachesOfCore().l2 / 2 / (deep * 4), 4 * kernels.rows);
   b.a_direct = f32 && plan.n <= 4 * kernels.cols &&
                (plan.a.transposed ? k : plan.m) * plan.a.ld * 4 <= kDirectBytes;
   b.b_direct =
@@ -98,7 +86,7 @@ Blocks ChooseBlocks(const GemmProblem& problem, const BlockedKernels& kernels,
   if (!b.a_direct && !b.b_direct && steps == 1 &&
       plan.m <= kTurnTiles * kernels.rows) {
     const int64_t panels = std::clamp<int64_t>(
-        CacheBytes() / 2 / (deep * 4 * kernels.cols), kGroup / 2, kGroup);
+        CachesOfCore().l2 / 2 / (deep * 4 * kernels.cols), kGroup / 2, kGroup);
     const int64_t cols = panels * kernels.cols;
     if (CeilDiv(plan.n, cols) >= kTurns * threads) {
       b.turn_cols = cols;

@@ -442,6 +442,7 @@ void MultiplyAlong(const SkinnyBlock& b) {
   auto* sums = reinterpret_cast<typename A::Sum*>(b.sums);
   const int64_t ld = (b.count + kSkinnyStrip - 1) / kSkinnyStrip * kSkinnyStrip;
   const int64_t groups = (b.rows + kMost - 1) / kMost;
+  // For fewer, widening what is loaded costs less.
   const bool widen = sizeof(T) != sizeof(Wide) && groups > 4;
   for (int64_t p = 0; p < b.k; p += length) {
     const int64_t depth = std::min(length, b.k - p);

@@ -3,13 +3,12 @@
 // From a problem with few rows or columns to blocks of y, one per task.
 #include "cpu/gemm/skinny/skinny.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <optional>
 
 #include "core/arithmetic.h"
+#include "cpu/caches.h"
 #include "cpu/gemm/finish.h"
 #include "cpu/gemm/skinny/kernels.h"
 #include "cpu/scratch.h"
@@ -30,23 +29,12 @@ struct Cut {
   int64_t tasks_per_thread, columns, whole, steps;
 };
 
-// Lanes of 4 bytes, two thirds of L1: the rest is for columns.
-int64_t LanesInL1() {
-  static const int64_t lanes = [] {
-#ifdef _SC_LEVEL1_DCACHE_SIZE
-    const int64_t found = sysconf(_SC_LEVEL1_DCACHE_SIZE);
-    if (found > 0) return found / 6;
-#endif
-    return int64_t{32 << 10} / 6;
-  }();
-  return lanes;
-}
-
-// Along k each column is one piece of memory. Across, a block and the next are
-// in L2 together: the fewer the rows, the more it is memory that counts, which
-// likes a page at a time; the more, the longer sums stay in registers.
+// Along k each column is one piece of memory, and two thirds of L1 are x's.
+// Across, a block and the next are in L2 together: the fewer the rows, the more
+// it is memory that counts, which likes a page at a time; the more, the longer
+// sums stay in registers.
 Cut CutOf(const SkinnyBlock& b) {
-  if (b.along) return {4, 576, kSkinnyPanel, LanesInL1()};
+  if (b.along) return {4, 576, kSkinnyPanel, CachesOfCore().l1 / 6};
   const int64_t size = ItemSize(b.operands);
   if (b.rows <= 8) {
     return {1, 4096 / size, kSkinnyStrip, b.rows <= 4 && size == 4 ? 8 : 32};
