@@ -43,6 +43,27 @@ Cut CutOf(const SkinnyBlock& b) {
   return {2, 256, kSkinnyStrip, kSkinnySteps};
 }
 
+// Columns of each block, if there are to be so many.
+int64_t BlockOf(int64_t columns, int64_t blocks, const Cut& cut) {
+  return std::max(RoundUp(CeilDiv(columns, blocks), cut.whole), kLeastColumns);
+}
+
+// The same where every thread is to have as many of them. Whole strips may
+// leave the last turn to a few threads, 256 of 2816 columns to one of two: a
+// turn less, of blocks hardly larger, is then done sooner.
+int64_t EvenBlock(int64_t columns, int64_t blocks, int64_t threads,
+                  const Cut& cut) {
+  const auto longest = [&](int64_t block) {
+    return CeilDiv(CeilDiv(columns, block), threads) * block;
+  };
+  const int64_t turns = CeilDiv(blocks, threads);
+  const int64_t block = BlockOf(columns, turns * threads, cut);
+  if (turns == 1) return block;
+  const int64_t larger = BlockOf(columns, (turns - 1) * threads, cut);
+  const bool sooner = longest(larger) < longest(block);
+  return sooner && larger <= cut.columns * 5 / 4 ? larger : block;
+}
+
 const Kernels<SkinnyFunction*> kKernels("skinny",
                                         {
 #ifdef __x86_64__
@@ -143,9 +164,8 @@ Status GemmSkinny(const GemmProblem& problem, const GemmBuffers& buffers,
   const int64_t threads = executor.num_threads();
   const int64_t tasks = std::max(CeilDiv(threads * cut.tasks_per_thread, steps),
                                  CeilDiv(columns, cut.columns));
-  const int64_t even = steps == 1 ? RoundUp(tasks, threads) : tasks;
-  const int64_t block =
-      std::max(RoundUp(CeilDiv(columns, even), cut.whole), kLeastColumns);
+  const int64_t block = steps == 1 ? EvenBlock(columns, tasks, threads, cut)
+                                   : BlockOf(columns, tasks, cut);
   const int64_t blocks = CeilDiv(columns, block);
   const int64_t sums_bytes = 4 * all.rows * RoundUp(block, kSkinnyStrip);
   const int64_t bytes = kSkinnyScratch + 2 * sums_bytes;
