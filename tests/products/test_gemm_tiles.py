@@ -518,6 +518,7 @@ def test_few_rows(skinny, operands, result, ta, tb):
             if i < 2:
                 skinny(m=n, n=m, k=k, pad=pad, **case)
     skinny(m=1300, n=20, k=1100, threads=3, **case)
+    skinny(m=40, n=2816, k=20, threads=2, **case)  # ten blocks, not eleven
     for few in (65, 129, 256) if operands is not S8 else ():
         if not tb:  # the matrix is contiguous along its columns
             skinny(m=few, n=600, k=300, pad=(1, 2, 0), threads=2, **case)
