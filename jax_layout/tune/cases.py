@@ -159,23 +159,18 @@ def _layers(quick: bool) -> Iterator[Case]:
 
 
 def _gelus(quick: bool) -> Iterator[Case]:
-    """Layers of jax's own operators, as transformers have them.
-
-    Most have weights of (columns of x, of the result), GPT-2 the other order.
-    """
+    """Layers of jax's own operators, as transformers have them; GPT-2 as x @ w.T."""
     rows, layers = (64, 128, 197, 512, 2048), ((3072, 768), (4096, 1024), (1024, 256))
     dtypes = () if quick else ("float32", "bfloat16")
     forms = [*itertools.product(dtypes, rows, layers, ["mk,kn->mn"])]
     forms += itertools.product(dtypes, rows[:-1], layers[:1], ["mk,nk->mn"])
     for i, (dtype, m, (n, k), spec) in enumerate(forms):
-        for approximate in (True, False)[: 1 if i % 2 else 2]:
+        for a in (True, False)[: 1 if i % 2 else 2]:
 
-            def f(
-                x: Any, w: Any, b: Any, a: bool = approximate, spec: str = spec
-            ) -> Any:
+            def f(x: Any, w: Any, b: Any, a: bool = a, spec: str = spec) -> Any:
                 return nn.gelu(jnp.einsum(spec, x, w) + b, approximate=a)
 
-            kind = f"{'gelu' if approximate else 'gelu_erf'} behind a product"
+            kind = f"{'gelu' if a else 'gelu_erf'} behind a product"
             shapes = (m, k), (k, n) if spec == "mk,kn->mn" else (n, k), (n,)
             yield case_of(kind, f, dtype, *shapes, operators=("dot_general",))
 
