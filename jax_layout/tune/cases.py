@@ -15,7 +15,7 @@ import jax
 import jax_layout as jl
 from jax_layout.formats.tags import store, stored
 from jax_layout.plain import jnp, nn
-from jax_layout.tune import attention_cases, pooling_cases
+from jax_layout.tune import attention_cases, pooling_cases, product_cases
 from jax_layout.tune.case import (
     Case,
     Function,
@@ -25,212 +25,7 @@ from jax_layout.tune.case import (
     with_gradient,
 )
 
-# --- products
-
-_FORMS = {"NN": "mk,kn->mn", "NT": "mk,nk->mn", "TN": "km,kn->mn", "TT": "km,nk->mn"}
-_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
-_WEIGHTS = ((4096, 4096), (1024, 1024), (256, 256), (4096, 1024), (1024, 4096))
-_SIZES = [
-    *((m, n, k) for m in _ROWS for n, k in _WEIGHTS),
-    *((n, n, n) for n in (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)),
-    *((m, 64, 64) for m in (1, 16, 256, 2048)),
-    *((2048, n, 1024) for n in (1, 4, 16, 64)),
-    *((1024, 1024, k) for k in (1, 4, 16, 64)),
-    *((m, n, k) for m in (128, 197) for n, k in ((768, 768), (3072, 768), (768, 3072))),
-    *((m, 256, 1024) for m in (64, 512)),  # keys and values of grouped heads
-]
-_QUICK_SIZES = [
-    *((m, n, k) for m in (1, 8, 32, 256) for n, k in _WEIGHTS[1:4]),
-    *((n, n, n) for n in (8, 32, 128, 512)),
-]
-# Of the operands and of the result, forms, the largest m n k, and every which of the
-# sizes: a number without a divisor of five, so that all weights have their turn.
-# The squares and few rows that programs have most are measured of all.
-_ALWAYS = [
-    *((n, n, n) for n in (64, 256, 512, 1024)),
-    *((m, 4096, 4096) for m in (1, 4, 8, 16, 32, 4096)),
-]
-_PRODUCTS = [
-    ("float32", None, "NN NT", 1 << 36, 1),
-    ("bfloat16", None, "NN NT", 1 << 36, 1),
-    ("float32", None, "TN", 1 << 36, 2),
-    ("bfloat16", None, "TN", 1 << 36, 2),
-    ("float16", None, "NN NT TN", 1 << 31, 3),
-    ("float64", None, "NN NT TN", 1 << 31, 4),
-    ("complex64", None, "NN NT TN TT", 1 << 30, 6),
-    ("complex128", None, "NN NT TN TT", 1 << 28, 8),
-    ("int8", "int32", "NN NT TN TT", 1 << 30, 6),
-    ("bfloat16", "float32", "NN NT TN", 1 << 31, 4),
-    ("float16", "float32", "NN NT TN", 1 << 31, 6),
-    ("float32", None, "TT", 1 << 31, 6),
-    ("bfloat16", None, "TT", 1 << 31, 6),
-    ("float16", None, "TT", 1 << 31, 8),
-    ("float64", None, "TT", 1 << 31, 8),
-]
-
-
-def _einsum(
-    kind: str, spec: str, dtype: str, result: str | None, **extents: int
-) -> Case:
-    a, b, _ = spec.replace("->", ",").split(",")
-    shapes = (tuple(extents[i] for i in term) for term in (a, b))
-    f = functools.partial(jl.einsum, spec, preferred_element_type=result)
-    return case_of(f"{kind} {spec} {result}", f, dtype, *shapes)
-
-
-def _products(quick: bool) -> Iterator[Case]:
-    for dtype, result, forms, most, every in _PRODUCTS[: 2 if quick else None]:
-        for form in forms.split():
-            full = dict.fromkeys([*_SIZES[::every], *_ALWAYS])
-            for m, n, k in _QUICK_SIZES if quick else full:
-                if m * n * k > most:
-                    continue
-                if form == "TN":  # a weight's gradient sums over the rows
-                    m, n, k = n, k, m
-                yield _einsum("product", _FORMS[form], dtype, result, m=m, n=n, k=k)
-
-
-# Steps, and the size of each.
-_STEPS = [(1024, 8), (64, 32), (64, 128), (1024, 32), (64, 8), (64, 64), (16, 256)]
-_BATCHES = [
-    ("float32", "bmk,bkn->bmn"),
-    ("bfloat16", "bmk,bkn->bmn"),
-    ("float32", "bmk,bnk->bmn"),
-    ("bfloat16", "bmk,bnk->bmn"),
-    ("float16", "bmk,bkn->bmn"),
-    ("float64", "bmk,bkn->bmn"),
-    ("complex64", "bmk,bkn->bmn"),
-]
-
-
-def _batches(quick: bool) -> Iterator[Case]:
-    forms, steps = (_BATCHES[:3], _STEPS[:3]) if quick else (_BATCHES, _STEPS)
-    for (dtype, spec), (b, n) in itertools.product(forms, steps):
-        yield _einsum("batch", spec, dtype, None, b=b, m=n, n=n, k=n)
-
-
-# Batch, rows, features, heads, and the size of a head.
-_TO_HEADS: list[Sizes] = [
-    (8, 512, 1024, 16, 64),
-    (1, 128, 768, 12, 64),
-    (1, 512, 768, 12, 64),
-    (1, 2048, 1024, 16, 64),
-    (4, 197, 768, 12, 64),
-    (8, 16, 1024, 16, 64),
-]
-
-
-def _projections(quick: bool) -> Iterator[Case]:
-    """What queries, keys and values are made by, each head's rows together."""
-    forms = itertools.product(("float32", "bfloat16"), ("mhd", "hdm"), _TO_HEADS)
-    for dtype, weights, sizes in [] if quick else forms:
-        extents = dict(zip("bsmhd", sizes, strict=True))
-        yield _einsum("product", f"bsm,{weights}->bhsd", dtype, None, **extents)
-
-
-# Rows, columns of the result and of x.
-_LAYERS = [
-    (m, n, k)
-    for m in (128, 8, 512, 1, 64, 2048)
-    for n, k in ((1024, 1024), (4096, 1024), (256, 256), (1024, 4096))
-]
-_LAYERS += [(m, 4096, 4096) for m in (16, 32, 4)]
-
-
-def _layers(quick: bool) -> Iterator[Case]:
-    """Linear layers, with what is fused to their products, and their gradients."""
-    wanted = [
-        ("float32", None, 1), ("float32", "gelu", 1), ("bfloat16", None, 1),
-        ("bfloat16", "gelu", 1), ("float32", "relu", 3), ("bfloat16", "relu", 3),
-        ("float16", "gelu", 3), ("float16", "relu", 5), ("float64", "gelu", 5),
-        ("float64", "relu", 5),
-    ]  # fmt: skip
-    if quick:
-        wanted = [(dtype, activation, 4) for dtype, activation, _ in wanted[:4]]
-    for dtype, activation, every in wanted:
-        for m, n, k in _LAYERS[: 8 if quick else None : every]:
-            f = functools.partial(jl.linear, activation=activation)
-            kind, operands = f"linear {activation}", ((m, k), (n, k), (n,))
-            yield case_of(kind, f, dtype, *operands)
-            if m >= 64 and m * n * k <= 1 << 31 and every < 5:
-                g = with_gradient(f, 3)
-                given, kinked = (*operands, (m, n)), activation == "relu"
-                yield case_of(f"{kind}, gradient", g, dtype, *given, kinked=kinked)
-
-
-def _gelus(quick: bool) -> Iterator[Case]:
-    """Layers of jax's own operators, as transformers have them; GPT-2 as x @ w.T."""
-    rows, layers = (64, 128, 197, 512, 2048), ((3072, 768), (4096, 1024), (1024, 256))
-    dtypes = () if quick else ("float32", "bfloat16")
-    forms = [*itertools.product(dtypes, rows, layers, ["mk,kn->mn"])]
-    forms += itertools.product(dtypes, rows[:-1], layers[:1], ["mk,nk->mn"])
-    for i, (dtype, m, (n, k), spec) in enumerate(forms):
-        for a in (True, False)[: 1 if i % 2 else 2]:
-
-            def f(x: Any, w: Any, b: Any, a: bool = a, spec: str = spec) -> Any:
-                return nn.gelu(jnp.einsum(spec, x, w) + b, approximate=a)
-
-            kind = f"{'gelu' if a else 'gelu_erf'} behind a product"
-            shapes = (m, k), (k, n) if spec == "mk,kn->mn" else (n, k), (n,)
-            yield case_of(kind, f, dtype, *shapes, operators=("dot_general",))
-
-
-def _recurrence(xs: Any, w: Any) -> Any:
-    def step(h: Any, x: Any) -> Any:
-        y = jl.einsum("mk,kn->mn", h, w) / w.shape[0] ** 0.5  # not chaotic
-        return jnp.tanh(x + y), None
-
-    return jax.lax.scan(step, xs[0], xs)[0]
-
-
-def _gated(xs: Any, w: Any, v: Any) -> Any:
-    """A recurrence whose step has four products in one, as an LSTM's.
-
-    In both directions: XLA runs the two loops side by side.
-    """
-
-    def step(w: Any, carry: Any, x: Any) -> Any:
-        h, c = carry
-        y = x + jl.einsum("mk,kn->mn", h, w) / w.shape[0] ** 0.5
-        i, f, g, o = jnp.split(y, 4, -1)
-        c = nn.sigmoid(f) * c + nn.sigmoid(i) * jnp.tanh(g)
-        return (nn.sigmoid(o) * jnp.tanh(c), c), None
-
-    zero = jnp.zeros_like(xs, shape=(xs.shape[1], w.shape[0]))
-    run = functools.partial(jax.lax.scan, init=(zero, zero), xs=xs)
-    ends = (
-        run(functools.partial(step, w))[0][0],
-        run(functools.partial(step, v), reverse=True)[0][0],
-    )
-    return ends[0] + ends[1]
-
-
-def _recurrences(quick: bool) -> Iterator[Case]:
-    """Small products in a loop, whose body XLA makes one kernel if it can."""
-    rows, dtypes = [1, 16, 64, 8], ["float32", "bfloat16"]
-    sizes = [64, 512, 16, 256, 1024]
-    if quick:
-        rows, sizes, dtypes = rows[:2], sizes[:2], dtypes[:1]
-    found: list[tuple[str, Function, str, Sizes, list[Sizes]]] = [
-        ("recurrence", _recurrence, dtype, (m, n), [(32, m, n), (n, n)])
-        for dtype, m, n in itertools.product(dtypes, rows, sizes)
-    ]
-    if not quick:
-        found += [
-            (
-                "gated recurrence",
-                _gated,
-                dtype,
-                (m, n),
-                [(32, m, 4 * n), *2 * [(n, 4 * n)]],
-            )
-            for dtype, m, n in itertools.product(dtypes, (1, 8, 32), (128, 256, 512))
-        ]
-    for kind, f, dtype, y, given in found:
-        yield case_of(kind, f, dtype, *given, whole=True)
-        g = with_gradient(f, len(given))
-        yield case_of(f"{kind}, gradient", g, dtype, *given, y, whole=True)
-
+# --- attention, as einsum, softmax, einsum
 
 # Batch, heads, queries, keys, and the size of a head.
 _ATTENTION: list[Sizes] = [
@@ -585,10 +380,24 @@ def _matrix_sums(quick: bool) -> Iterator[Case]:
         yield case_of(f"geam T{'NT'[other]}", f, dtype, (n, n), (n, n))
 
 
-_FAMILIES = (_products, _batches, _projections, _layers, _gelus, _attention,
-             attention_cases.attention, attention_cases.caches, _recurrences,
-             _convolutions, _permutes, _rows, _segments, _norms, _matrix_sums,
-             pooling_cases.pooling)  # fmt: skip
+_FAMILIES = (
+    product_cases.products,
+    product_cases.batches,
+    product_cases.projections,
+    product_cases.layers,
+    product_cases.gelus,
+    _attention,
+    attention_cases.attention,
+    attention_cases.caches,
+    product_cases.recurrences,
+    _convolutions,
+    _permutes,
+    _rows,
+    _segments,
+    _norms,
+    _matrix_sums,
+    pooling_cases.pooling,
+)
 
 
 def all_cases(quick: bool = False) -> list[Case]:

@@ -46,14 +46,14 @@ _LOSES = 0.95
 # and takes a slow one where another program's ran between.
 _CALLS = 16
 _AT_ONCE = 8
-# Bytes, and number, of sets of operands that take turns: a weight that is used once per
-# step of a program is not in the second-level cache, and its pages are not in a buffer
-# of addresses. What packs it along k is 1.1 times as fast as XLA with three sets of
-# 9 MB, and 0.95 with eight.
-_SETS = 96 << 20, 8
-# Of a GPU: two at least, or a kernel that leaves the second-level cache alone finds its
-# operand there from one call to the next.
-_SETS_ON_GPU = 256 << 20
+# Of sets of operands that take turns, how many at most, and of how many bytes: a weight
+# that is used once per step of a program is not in the second-level cache, and its
+# pages are not in a buffer of addresses (docs/choices.md has what that changes).
+_SETS = 8
+_SETS_NBYTES = 96 << 20
+# Of a GPU, bytes: two sets at least, or a kernel that leaves the second-level cache
+# alone finds its operand there from one call to the next.
+_SETS_NBYTES_ON_GPU = 256 << 20
 # By dtype, how far results may be apart, of the largest of them.
 _TOLERANCES = {
     "bfloat16": 2e-2,
@@ -358,15 +358,17 @@ def _program(case: Case, platform: str) -> tuple[Callable[..., Any], list[list[A
     def put(stack: tuple[int, ...] = ()) -> list[Any]:
         return [jax.device_put(x, device) for x in case.operands(stack)]
 
+    def copies(number: int) -> list[list[Any]]:
+        first = put()
+        return [first] + [[jnp.copy(x) for x in first] for _ in range(number - 1)]
+
     nbytes = case.nbytes()
     if platform != "cpu":
-        given, sets = put(), min(_CALLS, max(2, _SETS_ON_GPU // nbytes))
-        copies = [jnp.copy(x) for _ in range(sets - 1) for x in given]
-        return repeated(case.f, sets, _CALLS), [given + copies]
+        sets = min(_CALLS, max(2, _SETS_NBYTES_ON_GPU // nbytes))
+        return repeated(case.f, sets, _CALLS), [list(itertools.chain(*copies(sets)))]
     if case.whole or nbytes >= _SHORT:
-        most, number = _SETS
-        sets = 1 if case.hot else max(1, min(number, most // nbytes))
-        return case.f, [put() for _ in range(sets)]
+        sets = 1 if case.hot else max(1, min(_SETS, _SETS_NBYTES // nbytes))
+        return case.f, copies(sets)
     steps = min(max(_STACK // nbytes, _STEPS[0]), _STEPS[1])
 
     def loop(*stacked: Any) -> Any:
