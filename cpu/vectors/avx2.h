@@ -17,6 +17,7 @@ struct Avx2Floats {
   static constexpr int kLanes = 8;
   static constexpr int kRegisters = 16;
   static constexpr int kTileRows = 6, kTileVectors = 2;
+  static constexpr int kPrefetch = 0;
   static constexpr bool kMasks = false;
 
   static JAX_LAYOUT_INLINE Reg Zero() { return _mm256_setzero_ps(); }

@@ -16,6 +16,7 @@ struct Avx512Floats {
   static constexpr int kLanes = 16;
   static constexpr int kRegisters = 32;
   static constexpr int kTileRows = 14, kTileVectors = 2;
+  static constexpr int kPrefetch = 8;
   static constexpr bool kMasks = true;
 
   static JAX_LAYOUT_INLINE Reg Zero() { return _mm512_setzero_ps(); }

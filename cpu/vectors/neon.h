@@ -17,6 +17,7 @@ struct NeonFloats {
   static constexpr int kLanes = 4;
   static constexpr int kRegisters = 32;
   static constexpr int kTileRows = 8, kTileVectors = 3;
+  static constexpr int kPrefetch = 0;
   static constexpr bool kMasks = false;
 
   static JAX_LAYOUT_INLINE Reg Zero() { return vdupq_n_f32(0); }

@@ -256,6 +256,12 @@ void Tile(const TileArguments& arguments) {
   const int64_t a_k = kPacked ? PanelStride(kRows, kLanes) : t.a_k;
   const int64_t b_k = kPacked ? V::kTileVectors * kLanes : t.b_k;
   for (int64_t p = 0; p < t.k; ++p) {
+    if constexpr (kPacked && V::kPrefetch > 0) {
+      for (int64_t line = 0; line < V::kTileVectors; ++line) {
+        __builtin_prefetch(b + V::kPrefetch * b_k + line * kLanes);
+      }
+      __builtin_prefetch(a + V::kPrefetch * a_k);
+    }
     Reg right[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
