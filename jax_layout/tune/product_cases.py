@@ -147,10 +147,10 @@ def layers(quick: bool) -> Iterator[Case]:
 
 def gelus(quick: bool) -> Iterator[Case]:
     """Layers of jax's own operators, as transformers have them; GPT-2 as x @ w.T."""
-    rows, layers = (64, 128, 197, 512, 2048), ((3072, 768), (4096, 1024), (1024, 256))
+    rows, weights = (64, 128, 197, 512, 2048), ((3072, 768), (4096, 1024), (1024, 256))
     dtypes = () if quick else ("float32", "bfloat16")
-    forms = [*itertools.product(dtypes, rows, layers, ["NN"])]
-    forms += itertools.product(dtypes, rows[:-1], layers[:1], ["NT"])
+    forms = [*itertools.product(dtypes, rows, weights, ["NN"])]
+    forms += itertools.product(dtypes, rows[:-1], weights[:1], ["NT"])
     for i, (dtype, m, (n, k), form) in enumerate(forms):
         shapes = (m, k), (k, n) if form == "NN" else (n, k), (n,)
         for approximate in (True, False)[: 1 if i % 2 else 2]:

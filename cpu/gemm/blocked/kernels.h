@@ -257,6 +257,7 @@ void Tile(const TileArguments& arguments) {
   const int64_t b_k = kPacked ? V::kTileVectors * kLanes : t.b_k;
   for (int64_t p = 0; p < t.k; ++p) {
     if constexpr (kPacked && V::kPrefetch > 0) {
+      static_assert(kLanes * sizeof(float) == kCacheLine);
       for (int64_t line = 0; line < V::kTileVectors; ++line) {
         __builtin_prefetch(b + V::kPrefetch * b_k + line * kLanes);
       }
