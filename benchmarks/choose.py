@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def both(known: str, here: str) -> str:
     """The names of the processors that a table was measured on, and of this one."""
-    return "; ".join(dict.fromkeys([*known.split("; "), here]))
+    return "; ".join(dict.fromkeys([*known.split("; "), *here.split("; ")]))
 
 
 if __name__ == "__main__":
