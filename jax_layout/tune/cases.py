@@ -139,10 +139,56 @@ def _convolutions(quick: bool) -> Iterator[Case]:
             if result is None:
                 like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
                 y = jax.eval_shape(f, *like).shape
-                # Each alone: of three in a program, one saves a third at most.
-                for i, by in enumerate(("values", "filters")):
-                    g, name = gradient_by(f, i, 2), f"{kind} gradient by {by}"
-                    yield case_of(name, g, dtype, x, w, y)
+                yield from _each_gradient(kind, f, dtype, x, w, y)
+
+
+# As decoders and generators have them, of stride 2: x (n, h, w, c), channels out,
+# kernel. JAX's own gradient by filters has an image for its window.
+_TRANSPOSED: list[tuple[Sizes, int, Sizes]] = [
+    ((4, 16, 16, 64), 64, (4, 4)),
+    ((4, 32, 32, 64), 3, (4, 4)),
+    ((8, 8, 8, 256), 128, (4, 4)),
+    ((8, 16, 16, 128), 64, (3, 3)),
+    ((2, 32, 32, 64), 32, (2, 2)),
+    ((1, 16, 16, 256), 128, (2, 2)),
+    ((1, 64, 64, 64), 32, (3, 3)),
+    ((1, 4, 4, 512), 256, (4, 4)),
+]
+
+
+def _transposed(quick: bool) -> Iterator[Case]:
+    for dtype, result, last, every in () if quick else _TYPES:
+        for x, out, kernel in _TRANSPOSED[::every] if result is None else ():
+            orders = ("NHWC", "HWIO", "NHWC") if last else ("NCHW", "OIHW", "NCHW")
+            w: Sizes = (*kernel, x[-1], out)
+            if not last:
+                x, w = (x[0], x[-1], *x[1:-1]), (out, x[-1], *kernel)
+            options: dict[str, Any] = {  # of jax.lax.conv_transpose, with "SAME"
+                "window_strides": (1, 1),
+                "padding": [(k - k // 2, k // 2) for k in kernel],
+                "lhs_dilation": (2, 2),
+                "dimension_numbers": orders,
+            }
+            f = functools.partial(jl.conv_general_dilated, **options)
+            like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
+            y = jax.eval_shape(f, *like).shape
+            kind = f"transposed convolution {orders[0]},"
+            yield case_of(kind, f, dtype, x, w)
+            yield from _each_gradient(kind, f, dtype, x, w, y)
+            theirs = functools.partial(jax.lax.conv_general_dilated, **options)
+            name = f"{kind} gradient by filters of jax's"
+            operators = ("conv_general_dilated",)
+            g = gradient_by(theirs, 1, 2)
+            yield case_of(name, g, dtype, x, w, y, operators=operators)
+
+
+def _each_gradient(
+    kind: str, f: Function, dtype: str, x: Sizes, w: Sizes, y: Sizes
+) -> Iterator[Case]:
+    """Each alone: of three in a program, one saves a third at most."""
+    for i, by in enumerate(("values", "filters")):
+        g, name = gradient_by(f, i, 2), f"{kind} gradient by {by}"
+        yield case_of(name, g, dtype, x, w, y)
 
 
 # --- what moves and sums
@@ -391,6 +437,7 @@ _FAMILIES = (
     attention_cases.caches,
     product_cases.recurrences,
     _convolutions,
+    _transposed,
     _permutes,
     _rows,
     _segments,
