@@ -526,6 +526,21 @@ def test_a_process_starts_anew_as_its_profile(monkeypatch):
     assert len(started) == 1  # it is one already
 
 
+@pytest.mark.parametrize("asked", [["--help"], ["--case", "x", "--list"], []])
+def test_who_asks_what_there_is_waits_for_no_measurement(monkeypatch, asked):
+    def held():
+        raise BlockingIOError
+
+    monkeypatch.setattr(runner, "alone", held)
+    monkeypatch.setattr(profiles, "enter", lambda profile: profile)
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gemm", *asked])
+    if asked:
+        assert profiles.start(lambda: 7) == 7
+    else:
+        with pytest.raises(BlockingIOError):
+            profiles.start(lambda: 7)
+
+
 def cpuinfo(name, vendor="GenuineIntel", family=6, model=143, flags=()):
     return (
         f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\n"
