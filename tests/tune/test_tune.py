@@ -94,6 +94,23 @@ def test_a_case_of_a_convolution_is_one_pass_and_compared_with_xlas(kind, of):
     assert {work.case for work in points} == asked and not failures
 
 
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [
+        ("", "conv x float32 strided"),
+        (" gradient by filters", "conv w float32 strided"),
+        (" gradient by filters of jax's", "conv x float32 NCHW strided"),
+    ],
+)
+def test_the_window_of_jaxs_gradient_by_filters_is_an_image(kind, asked):
+    start = f"transposed convolution NHWC,{kind} float32 1x4x4x512, 4x4x512x256"
+    (one,) = (c for c in all_cases(False) if c.name.startswith(start))
+    points, failures = measure_case(one, SHORT)
+    (work,) = points
+    assert work.case == asked and not failures
+    assert work.sizes[-1] == (8 * 8 if "jax" in kind else 4 * 4)
+
+
 def test_a_run_writes_a_table_that_loads(tmp_path):
     path = tmp_path / "new" / "table.json"
     outcome = run(path, cases=TINY, timing=SHORT)
