@@ -24,6 +24,7 @@ import rich.console
 
 from benchmarks import all as all_benchmarks
 from benchmarks import (
+    choose,
     conv,
     display,
     gemm,
@@ -539,6 +540,10 @@ def test_who_asks_what_there_is_waits_for_no_measurement(monkeypatch, asked):
     else:
         with pytest.raises(BlockingIOError):
             profiles.start(lambda: 7)
+
+
+def test_a_table_of_several_runs_names_each_processor_once():
+    assert choose.both("A; B", "C; A") == "A; B; C"
 
 
 def cpuinfo(name, vendor="GenuineIntel", family=6, model=143, flags=()):

@@ -9,8 +9,7 @@
 //   Reg, kLanes            with + - * of the compiler, contracted to FMAs
 //   kRegisters             of the processor
 //   kTileRows, kTileVectors  of sums that leave it registers to multiply with
-//   kPrefetch              steps along k that packed panels are asked for ahead,
-//                          0 for not at all
+//   kPrefetch              steps along k that panels are asked for ahead, or 0
 //   kMasks                 whether parts of vectors are loaded at no cost
 //   Load(p, n), Store      n <= kLanes elements, as f32; all without n
 //   Max, Min               the second where either is NaN

@@ -14,7 +14,7 @@ import jax
 
 import jax_layout as jl
 from jax_layout.formats.tags import store, stored
-from jax_layout.plain import jnp, nn
+from jax_layout.plain import jnp, lax, nn
 from jax_layout.tune import attention_cases, pooling_cases, product_cases
 from jax_layout.tune.case import (
     Case,
@@ -181,7 +181,7 @@ def _transposed(quick: bool) -> Iterator[Case]:
             kind = f"transposed convolution {orders[0]},"
             yield case_of(kind, f, dtype, x, w)
             yield from _each_gradient(kind, f, dtype, x, w, y)
-            theirs = functools.partial(jax.lax.conv_general_dilated, **options)
+            theirs = functools.partial(lax.conv_general_dilated, **options)
             name = f"{kind} gradient by filters of jax's"
             operators = ("conv_general_dilated",)
             g = gradient_by(theirs, 1, 2)
