@@ -126,26 +126,19 @@ _TYPES = [
 
 def _convolutions(quick: bool) -> Iterator[Case]:
     for dtype, result, last, every in _TYPES[: 2 if quick else None]:
-        for x, out, kernel, stride in _CONVOLUTIONS[: 3 if quick else None : every]:
-            space = "DHW"[-len(kernel) :]
-            x_order = f"N{space}C" if last else f"NC{space}"
-            w_order = f"{space}IO" if last else f"OI{space}"
+        for size, out, kernel, stride in _CONVOLUTIONS[: 3 if quick else None : every]:
+            x, w, orders = _stored(size, out, kernel, last)
             f = functools.partial(
                 jl.conv_general_dilated,
                 window_strides=(stride,) * len(kernel),
                 padding="SAME",
-                dimension_numbers=(x_order, w_order, x_order),
+                dimension_numbers=orders,
                 preferred_element_type=result,
             )
-            w: Sizes = (*kernel, x[-1], out)
-            if not last:
-                x, w = (x[0], x[-1], *x[1:-1]), (out, x[-1], *kernel)
-            kind = f"convolution {x_order}, stride {stride},"
+            kind = f"convolution {orders[0]}, stride {stride},"
             yield case_of(kind, f, dtype, x, w)
             if result is None:
-                like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
-                y = jax.eval_shape(f, *like).shape
-                yield from _each_gradient(kind, f, dtype, x, w, y)
+                yield from _gradients(kind, f, dtype, x, w)
 
 
 # As decoders and generators have them, of stride 2: x (n, h, w, c), channels out,
@@ -164,11 +157,10 @@ _TRANSPOSED: list[tuple[Sizes, int, Sizes]] = [
 
 def _transposed(quick: bool) -> Iterator[Case]:
     for dtype, result, last, every in () if quick else _TYPES:
-        for x, out, kernel in _TRANSPOSED[::every] if result is None else ():
-            orders = ("NHWC", "HWIO", "NHWC") if last else ("NCHW", "OIHW", "NCHW")
-            w: Sizes = (*kernel, x[-1], out)
-            if not last:
-                x, w = (x[0], x[-1], *x[1:-1]), (out, x[-1], *kernel)
+        if result is not None:
+            continue
+        for size, out, kernel in _TRANSPOSED[::every]:
+            x, w, orders = _stored(size, out, kernel, last)
             options: dict[str, Any] = {  # of jax.lax.conv_transpose, with "SAME"
                 "window_strides": (1, 1),
                 "padding": [(k - k // 2, k // 2) for k in kernel],
@@ -176,25 +168,48 @@ def _transposed(quick: bool) -> Iterator[Case]:
                 "dimension_numbers": orders,
             }
             f = functools.partial(jl.conv_general_dilated, **options)
-            like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
-            y = jax.eval_shape(f, *like).shape
             kind = f"transposed convolution {orders[0]},"
             yield case_of(kind, f, dtype, x, w)
-            yield from _each_gradient(kind, f, dtype, x, w, y)
+            yield from _gradients(kind, f, dtype, x, w)
             theirs = functools.partial(lax.conv_general_dilated, **options)
             name = f"{kind} gradient by filters of jax's"
             operators = ("conv_general_dilated",)
-            g = gradient_by(theirs, 1, 2)
-            yield case_of(name, g, dtype, x, w, y, operators=operators)
+            yield _gradient(name, theirs, 1, dtype, x, w, operators=operators)
 
 
-def _each_gradient(
-    kind: str, f: Function, dtype: str, x: Sizes, w: Sizes, y: Sizes
+def _stored(
+    size: Sizes, out: int, kernel: Sizes, last: bool
+) -> tuple[Sizes, Sizes, tuple[str, str, str]]:
+    """Shapes of x and of the weights, channels last or not, and their orders."""
+    n, *extents, c = size
+    space = "DHW"[-len(kernel) :]
+    if last:
+        orders = f"N{space}C", f"{space}IO", f"N{space}C"
+        return size, (*kernel, c, out), orders
+    orders = f"NC{space}", f"OI{space}", f"NC{space}"
+    return (n, c, *extents), (out, c, *kernel), orders
+
+
+def _gradients(
+    kind: str, f: Function, dtype: str, x: Sizes, w: Sizes
 ) -> Iterator[Case]:
     """Each alone: of three in a program, one saves a third at most."""
-    for i, by in enumerate(("values", "filters")):
-        g, name = gradient_by(f, i, 2), f"{kind} gradient by {by}"
-        yield case_of(name, g, dtype, x, w, y)
+    for operand, by in enumerate(("values", "filters")):
+        yield _gradient(f"{kind} gradient by {by}", f, operand, dtype, x, w)
+
+
+def _gradient(
+    name: str,
+    f: Function,
+    operand: int,
+    dtype: str,
+    x: Sizes,
+    w: Sizes,
+    **options: Any,
+) -> Case:
+    like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
+    y = jax.eval_shape(f, *like).shape
+    return case_of(name, gradient_by(f, operand, 2), dtype, x, w, y, **options)
 
 
 # --- what moves and sums

@@ -50,6 +50,12 @@ def case(f, *shapes, dtype="float32", **options):
 TINY = [case(product, (8,)), case(moved, (4, 4))]
 
 
+def measured(start):
+    """The points and failures of the one case whose name starts so."""
+    (one,) = (c for c in all_cases(False) if c.name.startswith(start))
+    return measure_case(one, SHORT)
+
+
 @pytest.fixture
 def tiny(monkeypatch, tmp_path):
     """The command with two cases, and a cache folder of its own."""
@@ -87,8 +93,7 @@ def test_beyond_a_rectifiers_edge_single_numbers_may_be_off():
 )
 def test_a_case_of_a_convolution_is_one_pass_and_compared_with_xlas(kind, of):
     start = f"convolution NHWC, stride 1,{kind} float32 1x14x14x96, 1x1x96x576"
-    (one,) = (c for c in all_cases(False) if c.name.startswith(start))
-    points, failures = measure_case(one, SHORT)
+    points, failures = measured(start)
     conv, product = of.split("|")
     asked = {f"conv {conv}", f"gemm float32 {product} convolution"}
     assert {work.case for work in points} == asked and not failures
@@ -104,8 +109,7 @@ def test_a_case_of_a_convolution_is_one_pass_and_compared_with_xlas(kind, of):
 )
 def test_the_window_of_jaxs_gradient_by_filters_is_an_image(kind, asked):
     start = f"transposed convolution NHWC,{kind} float32 1x4x4x512, 4x4x512x256"
-    (one,) = (c for c in all_cases(False) if c.name.startswith(start))
-    points, failures = measure_case(one, SHORT)
+    points, failures = measured(start)
     (work,) = points
     assert work.case == asked and not failures
     assert work.sizes[-1] == (8 * 8 if "jax" in kind else 4 * 4)
