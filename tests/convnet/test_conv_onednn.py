@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import jax_layout as jl
+from jax_layout import choices
 
 FORMATS = {3: ("NCW", "NWC"), 4: ("NCHW", "NHWC"), 5: ("NCDHW", "NDHWC")}
 ONES = (1, 1, 1)
@@ -157,6 +158,37 @@ np.testing.assert_array_equal(y, np.einsum("nchw,oc->nohw", x, w[..., 0, 0]))
     subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {"JAX_LAYOUT_MAX_ISA": "avx2"},
+        check=True,
+    )
+
+
+def test_five_points_where_bfloat16_is_emulated():
+    """With AVX-512 alone, sums of five points take registers that it needs."""
+    program = """
+import jax, jax.numpy as jnp, numpy as np, jax_layout as jl
+from jax_layout import choices
+rng = np.random.default_rng(0)
+options = dict(dimension_numbers=("NWC", "WIO", "NWC"))
+conv = lambda x, w: jl.conv_general_dilated(x, w, (1,), "VALID", **options)
+for n in (4, 5, 6, 10):
+    x, w, ct = (rng.integers(-1, 2, s) for s in ((2, n, 80), (1, 80, 160), (2, n, 160)))
+    given = [jnp.asarray(v, jnp.bfloat16) for v in (x, w, ct)]
+    for name in "yx":
+        work = choices.Work(f"conv {name} bfloat16", (2 * n, 80, 160, 1))
+        with choices.forced("oneDNN", work), choices.asked() as asked:
+            if name == "y":
+                found, expected = jax.jit(conv)(*given[:2]), x @ w[0]
+            else:
+                pull = lambda x, w, ct: jax.vjp(conv, x, w)[1](ct)[0]
+                found, expected = jax.jit(pull)(*given), ct @ w[0].T
+        assert "oneDNN" in dict(asked)[work]
+        np.testing.assert_array_equal(np.asarray(found, int), expected, str((name, n)))
+"""
+    if choices.profile() in ("portable", "neon", "avx2"):
+        pytest.skip("needs AVX-512")
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"JAX_LAYOUT_MAX_ISA": "avx512"},
         check=True,
     )
 
