@@ -63,8 +63,9 @@ class Kernel:
       ordered_by: which operands are asked for theirs. Left out, all.
       work: what the call is in the tables of choices, which then say whether plain
         `lax` serves better. Left out, it does not.
-      ours_in_loops: whether the tables choose among its methods alone in loops and
-        branches, where XLA is many times slower than they say.
+      ours_in_loops: whether XLA is many times slower in loops and branches than the
+        tables say: there they have cases of their own, and what these do not know is
+        ours.
       gain: how many times as fast as plain `lax` the tables must have it.
       methods: those that can run it, what is tried first in front; the one that is
         chosen is the attribute "method". Left out, there is but one.
@@ -448,9 +449,10 @@ def by_choice(kernel: Kernel, passes: int = 1) -> Kernel | None:
     """The kernel with the method that the tables choose; None for plain `lax`."""
     if kernel.work is None:
         return kernel
+    work = kernel.work
     if kernel.ours_in_loops and _compat.inside():
-        passes = 0
-    method = choices.choose(kernel.work, kernel.methods, passes, kernel.gain)
+        work, passes = work.in_a_loop(), 0
+    method = choices.choose(work, kernel.methods, passes, kernel.gain)
     if method is None or kernel.methods == choices.OURS:
         return kernel if method else None
     return dataclasses.replace(

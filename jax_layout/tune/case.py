@@ -17,6 +17,8 @@ Function = Callable[..., Any]
 Sizes = tuple[int, ...]
 # The least prime above a million: operands of powers of two do not repeat in rows.
 _POOL = 1_000_003
+# A case with smaller operands and results runs many times in one program.
+_SHORT = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,11 @@ class Case:
       below: integers are drawn from the interval (`low`, `high`).
       together: the works it asks about are one pattern, which XLA fuses whole: all
         take ours at once. Otherwise each in turn, in a program that is XLA's.
+      one_call: the works it asks about are ways to make one call, as a convolution of
+        one tap and a product are: each in turn, with all of what that gains.
       whole: a program that is timed as it stands, however short.
+      unrolled: short, its calls are written out one after the other, not in a loop,
+        where XLA does not lay out convolutions.
       hot: its operands were just computed, as those of a norm: one set, in caches
         as far as it fits.
       kinked: its gradient jumps where a sum changes its sign, so that rounding may
@@ -46,7 +52,9 @@ class Case:
     dtypes: tuple[str, ...]
     below: tuple[int, int] = (-8, 8)
     together: bool = False
+    one_call: bool = False
     whole: bool = False
+    unrolled: bool = False
     hot: bool = False
     kinked: bool = False
     into: bool = False
@@ -67,6 +75,10 @@ class Case:
         given = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in pairs]
         arrays = [*given, *jax.tree.leaves(jax.eval_shape(self.f, *given))]
         return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+
+    def is_short(self) -> bool:
+        """Whether a program has it many times: in a loop, over so many operands."""
+        return not self.whole and self.nbytes() < _SHORT
 
 
 def _random(

@@ -14,14 +14,18 @@ import jax
 
 import jax_layout as jl
 from jax_layout.formats.tags import store, stored
-from jax_layout.plain import jnp, lax, nn
-from jax_layout.tune import attention_cases, pooling_cases, product_cases
+from jax_layout.plain import jnp, nn
+from jax_layout.tune import (
+    attention_cases,
+    convolution_cases,
+    pooling_cases,
+    product_cases,
+)
 from jax_layout.tune.case import (
     Case,
     Function,
     Sizes,
     case_of,
-    gradient_by,
     with_gradient,
 )
 
@@ -58,158 +62,6 @@ def _attention(quick: bool) -> Iterator[Case]:
         q, k, _ = (tuple(extents[i] for i in order) for order in orders.split())
         f = functools.partial(_attend, orders=orders)
         yield case_of(f"attention {orders}", f, dtype, q, k, k, together=True)
-
-
-# --- convolutions
-
-# Of x (n, *spatial, c): channels out, kernel, stride. What is in groups is ours
-# without being asked.
-_CONVOLUTIONS: list[tuple[Sizes, int, Sizes, int]] = [
-    ((8, 14, 14, 256), 256, (3, 3), 1),
-    ((1, 56, 56, 64), 64, (3, 3), 1),
-    ((8, 56, 56, 64), 256, (1, 1), 1),  # so far the quick ones
-    ((1, 14, 14, 96), 576, (1, 1), 1),
-    ((1, 224, 224, 3), 32, (3, 3), 2),
-    ((8, 56, 56, 128), 256, (3, 3), 2),
-    ((8, 56, 56, 64), 64, (3, 3), 1),
-    ((8, 28, 28, 128), 128, (3, 3), 1),
-    ((8, 7, 7, 512), 512, (3, 3), 1),
-    ((1, 28, 28, 128), 128, (3, 3), 1),
-    ((1, 14, 14, 256), 256, (3, 3), 1),
-    ((1, 7, 7, 512), 512, (3, 3), 1),
-    ((1, 8, 8, 32), 32, (3, 3), 1),
-    ((1, 149, 149, 32), 64, (3, 3), 1),
-    ((1, 35, 35, 288), 384, (3, 3), 2),
-    ((8, 224, 224, 3), 64, (7, 7), 2),
-    ((8, 224, 224, 3), 384, (16, 16), 16),
-    ((1, 35, 35, 48), 64, (5, 5), 1),
-    ((1, 17, 17, 160), 192, (1, 7), 1),
-    ((8, 14, 14, 256), 1024, (1, 1), 1),
-    ((8, 14, 14, 1024), 256, (1, 1), 1),
-    ((1, 17, 17, 768), 192, (1, 1), 1),
-    ((1, 8, 8, 2048), 320, (1, 1), 1),
-    ((1, 56, 56, 24), 144, (1, 1), 1),
-    ((8, 56, 56, 256), 128, (1, 1), 2),
-    ((4, 256, 256, 1), 1, (5, 5), 1),
-    ((1, 256, 256, 3), 3, (3, 3), 1),
-    ((8, 1024, 64), 64, (3,), 1),
-    ((1, 16000, 1), 64, (10,), 5),
-    ((1, 16, 32, 32, 16), 32, (3, 3, 3), 1),
-    ((1, 64, 64, 128), 128, (3, 3), 1),
-    ((1, 2048, 256), 256, (9,), 1),
-    ((1, 7, 7, 2048), 512, (1, 1), 1),
-    ((1, 5, 5, 2048), 512, (1, 1), 1),
-    ((1, 7, 7, 512), 2048, (1, 1), 1),
-    ((1, 14, 14, 1024), 256, (1, 1), 1),
-    ((1, 28, 28, 128), 512, (1, 1), 1),
-    ((1, 7, 7, 1024), 2048, (1, 1), 2),
-    ((1, 32, 32, 32, 1), 32, (3, 3, 3), 1),
-    ((4, 2048, 256), 256, (9,), 1),
-    ((8, 56, 56, 24), 144, (1, 1), 1),
-    ((8, 56, 56, 144), 24, (1, 1), 1),
-    ((8, 28, 28, 32), 192, (1, 1), 1),
-    ((8, 28, 28, 192), 32, (1, 1), 1),
-    ((1, 56, 56, 64), 256, (1, 1), 1),
-    ((1, 56, 56, 256), 64, (1, 1), 1),
-]
-# Of the operands and of the result, channels last or not, every which of them.
-_TYPES = [
-    ("float32", None, True, 1),
-    ("bfloat16", None, True, 1),
-    ("float16", None, True, 2),
-    ("int8", "int32", True, 4),
-    ("float32", None, False, 1),
-    ("bfloat16", None, False, 2),
-    ("float16", None, False, 4),
-]
-
-
-def _convolutions(quick: bool) -> Iterator[Case]:
-    for dtype, result, last, every in _TYPES[: 2 if quick else None]:
-        for size, out, kernel, stride in _CONVOLUTIONS[: 3 if quick else None : every]:
-            x, w, orders = _stored(size, out, kernel, last)
-            f = functools.partial(
-                jl.conv_general_dilated,
-                window_strides=(stride,) * len(kernel),
-                padding="SAME",
-                dimension_numbers=orders,
-                preferred_element_type=result,
-            )
-            kind = f"convolution {orders[0]}, stride {stride},"
-            yield case_of(kind, f, dtype, x, w)
-            if result is None:
-                yield from _gradients(kind, f, dtype, x, w)
-
-
-# As decoders and generators have them, of stride 2: x (n, h, w, c), channels out,
-# kernel. JAX's own gradient by filters has an image for its window.
-_TRANSPOSED: list[tuple[Sizes, int, Sizes]] = [
-    ((4, 16, 16, 64), 64, (4, 4)),
-    ((4, 32, 32, 64), 3, (4, 4)),
-    ((8, 8, 8, 256), 128, (4, 4)),
-    ((8, 16, 16, 128), 64, (3, 3)),
-    ((2, 32, 32, 64), 32, (2, 2)),
-    ((1, 16, 16, 256), 128, (2, 2)),
-    ((1, 64, 64, 64), 32, (3, 3)),
-    ((1, 4, 4, 512), 256, (4, 4)),
-]
-
-
-def _transposed(quick: bool) -> Iterator[Case]:
-    for dtype, result, last, every in () if quick else _TYPES:
-        if result is not None:
-            continue
-        for size, out, kernel in _TRANSPOSED[::every]:
-            x, w, orders = _stored(size, out, kernel, last)
-            options: dict[str, Any] = {  # of jax.lax.conv_transpose, with "SAME"
-                "window_strides": (1, 1),
-                "padding": [(k - k // 2, k // 2) for k in kernel],
-                "lhs_dilation": (2, 2),
-                "dimension_numbers": orders,
-            }
-            f = functools.partial(jl.conv_general_dilated, **options)
-            kind = f"transposed convolution {orders[0]},"
-            yield case_of(kind, f, dtype, x, w)
-            yield from _gradients(kind, f, dtype, x, w)
-            theirs = functools.partial(lax.conv_general_dilated, **options)
-            name = f"{kind} gradient by filters of jax's"
-            operators = ("conv_general_dilated",)
-            yield _gradient(name, theirs, 1, dtype, x, w, operators=operators)
-
-
-def _stored(
-    size: Sizes, out: int, kernel: Sizes, last: bool
-) -> tuple[Sizes, Sizes, tuple[str, str, str]]:
-    """Shapes of x and of the weights, channels last or not, and their orders."""
-    n, *extents, c = size
-    space = "DHW"[-len(kernel) :]
-    if last:
-        orders = f"N{space}C", f"{space}IO", f"N{space}C"
-        return size, (*kernel, c, out), orders
-    orders = f"NC{space}", f"OI{space}", f"NC{space}"
-    return (n, c, *extents), (out, c, *kernel), orders
-
-
-def _gradients(
-    kind: str, f: Function, dtype: str, x: Sizes, w: Sizes
-) -> Iterator[Case]:
-    """Each alone: of three in a program, one saves a third at most."""
-    for operand, by in enumerate(("values", "filters")):
-        yield _gradient(f"{kind} gradient by {by}", f, operand, dtype, x, w)
-
-
-def _gradient(
-    name: str,
-    f: Function,
-    operand: int,
-    dtype: str,
-    x: Sizes,
-    w: Sizes,
-    **options: Any,
-) -> Case:
-    like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
-    y = jax.eval_shape(f, *like).shape
-    return case_of(name, gradient_by(f, operand, 2), dtype, x, w, y, **options)
 
 
 # --- what moves and sums
@@ -334,9 +186,12 @@ def _rows(quick: bool) -> Iterator[Case]:
             if loop and dtype in ("bfloat16", "float16"):
                 continue  # ours without being asked
             case = case_of(f"{kind} axis {axis} of {extent}", f, dtype, *shapes, index)
-            dtypes = (*case.dtypes[:-1], "int32")
             yield dataclasses.replace(
-                case, dtypes=dtypes, below=(0, extent), whole=loop
+                case,
+                dtypes=(*case.dtypes[:-1], "int32"),
+                below=(0, extent),
+                whole=loop,
+                unrolled=dtype in ("bfloat16", "float16"),
             )
 
 
@@ -449,6 +304,7 @@ def _matrix_sums(quick: bool) -> Iterator[Case]:
 
 _FAMILIES = (
     product_cases.products,
+    product_cases.drawn,
     product_cases.batches,
     product_cases.projections,
     product_cases.layers,
@@ -457,14 +313,17 @@ _FAMILIES = (
     attention_cases.attention,
     attention_cases.caches,
     product_cases.recurrences,
-    _convolutions,
-    _transposed,
+    convolution_cases.convolutions,
+    convolution_cases.transposed,
+    convolution_cases.drawn,
+    convolution_cases.drawn_in_loops,
     _permutes,
     _rows,
     _segments,
     _norms,
     _matrix_sums,
     pooling_cases.pooling,
+    pooling_cases.drawn,
 )
 
 

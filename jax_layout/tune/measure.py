@@ -35,10 +35,10 @@ from jax_layout.tune.case import Case
 # Work -> method -> XLA's time over the method's.
 Points = dict[Work, dict[str, float]]
 
-# A case with smaller operands and results runs in a loop, over so many bytes of them.
-_SHORT = 1 << 20
+# A short case runs in a loop, over so many bytes of operands and results.
 _STACK = 8 << 20
 _STEPS = 4, 64
+_UNROLLED = 16  # at most, where there is no loop
 # A program below this is slower than plain jax by more than a few rounds are off.
 _LOSES = 0.95
 # Of a GPU's programs: how often each calls, and of how many cases they are compiled
@@ -192,11 +192,11 @@ def measure(
         with _compilers(platform) as pool:
             for case in batch:
                 on_case(case)
-                with found.failing(case), _precision(case):
+                with found.failing(case), precision(case):
                     trials.append(_trial(case, platform, pool))
         while trials:
             trial = trials.pop(0)
-            with found.failing(trial.case), _precision(trial.case):
+            with found.failing(trial.case), precision(trial.case):
                 found.add(trial.measured(timing))
     found.settle()
     return found
@@ -217,7 +217,8 @@ def _compilers(platform: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(None if platform == "cpu" else 1)
 
 
-def _precision(case: Case) -> contextlib.AbstractContextManager[Any]:
+def precision(case: Case) -> contextlib.AbstractContextManager[Any]:
+    """Inside, jax has the dtypes of a case."""
     return jax.enable_x64(bool({"float64", "complex128"} & {*case.dtypes}))
 
 
@@ -270,7 +271,7 @@ class _Trial:
             ratios[key] = max(ratio, ratios[key])
         for (method, work), ratio in ratios.items():
             points = found.points
-            if work is not None:
+            if work is not None and not self.case.one_call:
                 points = points if ratio < _LOSES else found.among
                 ratio = undiluted(ratio, self.works)
             ran = self.variants[method, work][1]
@@ -302,7 +303,7 @@ class _Trial:
 
 def _trial(case: Case, platform: str, pool: ThreadPoolExecutor) -> _Trial:
     """A case whose programs a pool compiles."""
-    program, sets = _program(case, platform)
+    program, sets = program_of(case, platform)
     memory = jax.eval_shape(program, *sets[0]) if case.into else None
     lowered_with = functools.partial(_lowered, case.operators, program, sets[0], memory)
     baseline, works = lowered_with("lax")
@@ -351,7 +352,7 @@ class _Into:
         return self.memory
 
 
-def _program(case: Case, platform: str) -> tuple[Callable[..., Any], list[list[Any]]]:
+def program_of(case: Case, platform: str) -> tuple[Callable[..., Any], list[list[Any]]]:
     """What is timed of a case, and sets of its operands."""
     device = jax.devices(platform)[0]
 
@@ -366,15 +367,33 @@ def _program(case: Case, platform: str) -> tuple[Callable[..., Any], list[list[A
     if platform != "cpu":
         sets = min(_CALLS, max(2, _SETS_NBYTES_ON_GPU // nbytes))
         return repeated(case.f, sets, _CALLS), [list(itertools.chain(*copies(sets)))]
-    if case.whole or nbytes >= _SHORT:
+    if not case.is_short():
         sets = 1 if case.hot else max(1, min(_SETS, _SETS_NBYTES // nbytes))
         return case.f, copies(sets)
     steps = min(max(_STACK // nbytes, _STEPS[0]), _STEPS[1])
+    if case.unrolled:
+        steps = min(steps, _UNROLLED)
+        return _unrolled(case.f, steps), [put((steps,))]
 
     def loop(*stacked: Any) -> Any:
         return jax.lax.scan(lambda _, given: (None, case.f(*given)), None, stacked)[1]
 
     return loop, [put((steps,))]
+
+
+def _unrolled(f: Callable[..., Any], steps: int) -> Callable[..., list[Any]]:
+    """The steps of such a loop, each after the last, of a function of one result."""
+
+    def run(*stacked: Any) -> list[Any]:
+        results: list[Any] = []
+        i = jnp.int32(0)
+        for _ in range(steps):
+            results.append(f(*(x[i] for x in stacked)))
+            unlikely = results[-1].ravel()[0] == 12345
+            i += 1 + unlikely.astype(jnp.int32)  # the next waits for it
+        return results
+
+    return run
 
 
 def repeated(f: Callable[..., Any], sets: int, calls: int) -> Callable[..., list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from jax_layout.plain import jnp, lax
 from jax_layout.tune.case import Case, Function, Sizes, case_of
+from jax_layout.tune.draw import Draw, is_drawn
 
 # Of samples, the extents in space, channels.
 _IMAGES: list[Sizes] = [(8, 56, 56, 64), (8, 14, 14, 256), (1, 35, 35, 288),
@@ -49,19 +51,55 @@ def pooling(quick: bool) -> Iterator[Case]:
     if quick:
         wanted, kinds = {"float32": 1}, kinds[:8:2]
     for dtype, every in wanted.items():
-        for (n, *space, c), (k, s, pad), last, mean in kinds[::every]:
-            x = (n, *space, c) if last else (n, c, *space)
-            f = functools.partial(_pool, mean=mean, last=last, k=k, s=s, pad=pad)
-            like = jax.ShapeDtypeStruct(x, jnp.dtype(dtype))
-            y = jax.eval_shape(f, like).shape
-            kind = f"{'mean' if mean else 'max'} pool {k}/{s}/{pad}"
-            of_pool = _OF_SUMS if mean else _OF_MAXIMA
-            yield case_of(kind, f, dtype, x, whole=True, operators=(of_pool,))
-            yield case_of(
-                f"{kind}, gradient",
-                _gradient(f, mean, like),
-                dtype,
-                *([y] if mean else [y, x]),
-                whole=True,
-                operators=(_OF_SUMS if mean else "select_and_scatter_add",),
-            )
+        for size, window, last, mean in kinds[::every]:
+            yield from _each("", dtype, size, window, last, mean)
+
+
+_DRAWN_WINDOWS = [
+    *3 * [(2, 2, 0), (3, 2, 1)],
+    *[(3, 1, 1), (5, 1, 2), (3, 2, 0), (3, 3, 0), (4, 4, 0), (2, 1, 0), (7, 7, 0)],
+]
+_DRAWN = 150
+
+
+def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
+    """A pool each, or its gradient."""
+    draw = Draw(seed)
+    while count and not quick:
+        n, c = draw.of(1, 4, 8, 16, 32), draw.of(1, 3, 8, 16, 24, 32, 48, 64, 128, 256)
+        extent = draw.of(7, 8, 14, 16, 28, 32, 35, 56, 64, 112)
+        window = draw.of(*_DRAWN_WINDOWS)
+        dtype = draw.of("float32", "float32", "bfloat16", "float16")
+        last, mean = draw.of(True, False), draw.of(True, False)
+        which = draw.of(0, 0, 1)
+        size = (n, extent, extent, c)
+        if is_drawn(dtype, math.prod(size) * window[0] ** 2, size):
+            count -= 1
+            yield list(_each("drawn ", dtype, size, window, last, mean))[which]
+
+
+def _each(
+    prefix: str,
+    dtype: str,
+    size: Sizes,
+    window: tuple[int, int, int],
+    last: bool,
+    mean: bool,
+) -> Iterator[Case]:
+    """A pool and its gradient."""
+    (n, *space, c), (k, s, pad) = size, window
+    x = size if last else (n, c, *space)
+    f = functools.partial(_pool, mean=mean, last=last, k=k, s=s, pad=pad)
+    like = jax.ShapeDtypeStruct(x, jnp.dtype(dtype))
+    y = jax.eval_shape(f, like).shape
+    kind = f"{prefix}{'mean' if mean else 'max'} pool {k}/{s}/{pad}"
+    of_pool = _OF_SUMS if mean else _OF_MAXIMA
+    yield case_of(kind, f, dtype, x, whole=True, operators=(of_pool,))
+    yield case_of(
+        f"{kind}, gradient",
+        _gradient(f, mean, like),
+        dtype,
+        *([y] if mean else [y, x]),
+        whole=True,
+        operators=(_OF_SUMS if mean else "select_and_scatter_add",),
+    )

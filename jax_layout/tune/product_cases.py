@@ -13,7 +13,9 @@ import jax
 import jax_layout as jl
 from jax_layout.plain import jnp, nn
 from jax_layout.tune.case import Case, Function, Sizes, case_of, with_gradient
+from jax_layout.tune.draw import Draw, is_drawn
 
+_BATCHED = {"N": "bmk,bkn->bmn", "T": "bmk,bnk->bmn"}
 _FORMS = {"NN": "mk,kn->mn", "NT": "mk,nk->mn", "TN": "km,kn->mn", "TT": "km,nk->mn"}
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
 _WEIGHTS = ((4096, 4096), (1024, 1024), (256, 256), (4096, 1024), (1024, 4096))
@@ -96,6 +98,40 @@ def batches(quick: bool) -> Iterator[Case]:
         yield _einsum("batch", spec, dtype, None, b=b, m=n, n=n, k=n)
 
 
+_DRAWN_TYPES = [
+    *4 * [("float32", None)],
+    *4 * [("bfloat16", None)],
+    *2 * [("float16", None)],
+    ("float64", None),
+    ("int8", "int32"),
+    ("bfloat16", "float32"),
+]
+_DRAWN = 1000
+
+
+def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
+    """Products, in batches too, linear layers and these with their gradients."""
+    draw = Draw(seed)
+    while count and not quick:
+        dtype, result = draw.of(*_DRAWN_TYPES)
+        kind = draw.of(*5 * ["product"], "batch", "linear", "linear", "gradient")
+        form = draw.of("NN", "NN", "NT", "NT", "TN", "TT")
+        activation = draw.of(None, "gelu", "relu")
+        b = draw.of(2, 4, 8, 12, 16, 32, 64) if kind == "batch" else 1
+        m, n, k = draw.extent(), draw.extent(), draw.extent()
+        m = draw.of(m, m, draw.below(64))
+        if not is_drawn(dtype, 2 * b * m * n * k, (b, m, k), (b, k, n), (b, m, n)):
+            continue
+        if kind in ("product", "batch"):
+            spec = _FORMS[form] if kind == "product" else _BATCHED[form[1]]
+            yield _einsum(f"drawn {kind}", spec, dtype, result, b=b, m=m, n=n, k=k)
+        elif result is not None or (kind == "gradient" and m < 16):
+            continue
+        else:
+            yield _layer("drawn ", dtype, activation, m, n, k, kind == "gradient")
+        count -= 1
+
+
 # Batch, rows, features, heads, and the size of a head.
 _TO_HEADS: list[Sizes] = [
     (8, 512, 1024, 16, 64),
@@ -136,13 +172,27 @@ def layers(quick: bool) -> Iterator[Case]:
         wanted = [(dtype, activation, 4) for dtype, activation, _ in wanted[:4]]
     for dtype, activation, every in wanted:
         for m, n, k in _LAYERS[: 8 if quick else None : every]:
-            f = functools.partial(jl.linear, activation=activation)
-            kind, operands = f"linear {activation}", ((m, k), (n, k), (n,))
-            yield case_of(kind, f, dtype, *operands)
+            yield _layer("", dtype, activation, m, n, k, False)
             if m >= 64 and m * n * k <= 1 << 31 and every < 5:
-                g = with_gradient(f, 3)
-                given, kinked = (*operands, (m, n)), activation == "relu"
-                yield case_of(f"{kind}, gradient", g, dtype, *given, kinked=kinked)
+                yield _layer("", dtype, activation, m, n, k, True)
+
+
+def _layer(
+    kind: str,
+    dtype: str,
+    activation: str | None,
+    m: int,
+    n: int,
+    k: int,
+    gradient: bool,
+) -> Case:
+    """A linear layer, or it and its gradient."""
+    f = functools.partial(jl.linear, activation=activation)
+    name, operands = f"{kind}linear {activation}", ((m, k), (n, k), (n,))
+    if not gradient:
+        return case_of(name, f, dtype, *operands)
+    g, kinked = with_gradient(f, 3), activation == "relu"
+    return case_of(f"{name}, gradient", g, dtype, *operands, (m, n), kinked=kinked)
 
 
 def gelus(quick: bool) -> Iterator[Case]:

@@ -165,12 +165,19 @@ def test_scans_higher_derivatives_checkpoints_and_donation():
         step(jnp.array(w), x)
 
 
-def test_gradients_in_loops_and_branches_are_ours_whatever_tables_say(monkeypatch):
-    """XLA is slow there with weights that are not HWIO, and tables do not know it."""
+@pytest.mark.parametrize("known", [False, True])
+def test_gradients_in_loops_and_branches_are_ours_unless_tables_know(
+    monkeypatch, known
+):
+    """XLA is slow there with weights that are not HWIO, but not with tiny ones."""
     methods = dict.fromkeys(choices.methods_of("conv"), 0.5)
-    points = {f"conv {result} float32": {(64, 8, 8, 9): methods} for result in "xy"}
+    cases = [f"conv {result} float32" for result in "xy"]
+    if known:
+        cases += [f"{case} in a loop" for case in cases]
+    points = {case: {(64, 8, 8, 9): methods} for case in cases}
     table = choices.Table("", "", "", 1, points)
-    monkeypatch.setattr(choices, "_source", lambda: "a test's")
+    source = f"a test's, {known=}"  # which choices are kept by
+    monkeypatch.setattr(choices, "_source", lambda: source)
     monkeypatch.setattr(choices, "_tables", lambda source: [(source, table)])
     x, w = array(2, 9, 7, 8), array(3, 3, 8, 8)
 
@@ -185,7 +192,8 @@ def test_gradients_in_loops_and_branches_are_ours_whatever_tables_say(monkeypatc
         return lax.cond(x[0, 0, 0, 0] > 0, lambda x: step(conv, x), jnp.sin, x)
 
     numbers = ("NHWC", "HWIO", "NHWC")
-    for f, calls in ((step, 0), (loop, 1), (branch, 1)):
+    there = int(not known)
+    for f, calls in ((step, 0), (loop, there), (branch, there)):
 
         def gradient(x, conv, f=f):
             return jax.grad(lambda x: f(conv, x).sum())(x)

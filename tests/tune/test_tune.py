@@ -2,6 +2,7 @@
 """What measures tables of choices: which works, right results, files, the command."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -12,10 +13,11 @@ import pytest
 import jax_layout as jl
 from jax_layout import choices, cli
 from jax_layout.choices import Work
-from jax_layout.tune import command
-from jax_layout.tune.case import Case
+from jax_layout.tune import command, product_cases
+from jax_layout.tune.case import Case, gradient_by
 from jax_layout.tune.cases import all_cases
 from jax_layout.tune.command import run
+from jax_layout.tune.draw import Draw
 from jax_layout.tune.measure import (
     QUICK,
     Measured,
@@ -24,6 +26,7 @@ from jax_layout.tune.measure import (
     measure,
     measure_case,
     median,
+    program_of,
 )
 from jax_layout.tune.table import replacing, text
 
@@ -293,12 +296,57 @@ def test_calls_take_ours_one_at_a_time_unless_they_are_one_pattern(monkeypatch):
     assert tried(together=True) == [("lax", None), ("ours", None)]
 
 
+def test_ways_to_make_one_call_have_the_whole_gain_each(monkeypatch):
+    """As a convolution of one tap, and the product that it is."""
+    monkeypatch.setattr(MEASURED_BY, lambda programs, *_: [3.0, 2.0, 1.5])
+
+    def either(x):
+        return moved(x) if choices.choose(Work("permute way", x.shape)) is None else -x
+
+    points, failures = measure_case(case(either, (4, 4), one_call=True), SHORT)
+    assert sorted(r["ours"] for r in points.values()) == [1.5, 2.0] and not failures
+
+
 def test_what_changes_nothing_is_not_a_point():
     def f(x):
         choices.choose(Work("permute fake", x.shape))
         return x + 1
 
     assert measure_case(case(f, (4,)), SHORT) == ({}, [])
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_short_calls_are_in_a_loop_or_one_after_the_other(unrolled):
+    """In a loop XLA does not lay out convolutions: those are cases of their own."""
+    shapes = (2, 9, 8, 16), (3, 3, 16, 16)
+    f = functools.partial(
+        jl.conv_general_dilated,
+        window_strides=(1, 1),
+        padding="SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    short = case(gradient_by(f, 1, 2), *shapes, shapes[0], unrolled=unrolled)
+    program, (operands,) = program_of(short, "cpu")
+    text = jax.jit(program).lower(*operands).as_text()
+    assert ("stablehlo.while" in text) != unrolled
+    results = program(*operands)
+    assert 4 <= len(results) == len(operands[0])
+    for result, *given in zip(results, *operands, strict=True):
+        np.testing.assert_allclose(result, short.f(*given), rtol=1e-5, atol=1e-4)
+    points, failures = measure_case(short, SHORT)
+    (work,) = points
+    of = "conv w float32" if unrolled else "conv w float32 in a loop"
+    assert work.case == of and not failures
+
+
+def test_what_is_drawn_is_the_same_everywhere():
+    draw = Draw(0)
+    assert [draw.of(1, 2, 3, 4) for _ in range(8)] == [4, 4, 2, 2, 3, 2, 4, 2]
+    extents = [draw.extent() for _ in range(1000)]
+    assert min(extents) < 8 and max(extents) <= 4096
+    assert sum(extent % 8 > 0 for extent in extents) > 100
+    names = [{c.name for c in product_cases.drawn(False, i, 50)} for i in (0, 0, 1)]
+    assert names[0] == names[1] and len(names[0] & names[2]) < 5
 
 
 def test_the_least_ratio_of_all_who_ask_counts():
