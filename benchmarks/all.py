@@ -58,6 +58,7 @@ BENCHMARKS = (
     Benchmark("operators", "operators", quick=_quick(9, 0.6)),
     Benchmark("permute-ml", "permute", ("--set", "ml"), _quick(5, 0.5)),
     Benchmark("permute-tiny", "permute", ("--set", "tiny"), _quick(9, 1.0)),
+    Benchmark("unseen", "unseen", quick=_quick(9, 0.2)),
     Benchmark("permute-ttc", "permute", ("--set", "ttc"), _quick(3, 0.3)),
 )
 

@@ -26,6 +26,7 @@ PLAIN = {
     "conv": (("ours", "lax"), ("our conv", "lax")),
     "layout": (("ours", "jax"), ("installed", "jax")),
     "programs": (("ours", "jax"),),
+    "unseen": (("ours", "jnp"),),
 }
 
 

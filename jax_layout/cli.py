@@ -41,7 +41,7 @@ examples:
 
 exit codes: 0 all is well; 1 a check failed; 2 the command cannot run as given
 """
-_BENCHMARKS = "permute gemm linear attention conv index layout operators".split()
+_BENCHMARKS = "permute gemm linear attention conv index layout operators unseen".split()
 
 
 class _Wrong(Exception):
