@@ -68,6 +68,10 @@ _CONVOLUTIONS: list[tuple[Sizes, int, Sizes, int]] = [
     ((1, 56, 56, 256), 64, (1, 1), 1),
     ((1, 16, 16, 16, 32), 64, (3, 3, 3), 1),
     ((1, 8, 8, 8, 64), 64, (3, 3, 3), 1),
+    ((1, 32, 32, 64), 64, (3, 3), 2),
+    ((1, 128, 128, 32), 3, (3, 3), 1),
+    ((1, 32, 32, 192), 64, (1, 1), 1),
+    ((32, 20, 20, 32), 64, (4, 4), 2),
 ]
 # Of the operands and of the result, channels last or not, every which of them.
 _TYPES = [

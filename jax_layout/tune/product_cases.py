@@ -19,6 +19,11 @@ _BATCHED = {"N": "bmk,bkn->bmn", "T": "bmk,bnk->bmn"}
 _FORMS = {"NN": "mk,kn->mn", "NT": "mk,nk->mn", "TN": "km,kn->mn", "TT": "km,nk->mn"}
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
 _WEIGHTS = ((4096, 4096), (1024, 1024), (256, 256), (4096, 1024), (1024, 4096))
+# Of a UNet with attention, GPT-2's heads together, a GRU.
+_ASKED = [
+    (1024, 64, 64), (1024, 64, 256), (256, 128, 128), (256, 1024, 128), (256, 128, 512),
+    (2048, 2304, 768), (32, 256, 768),
+]  # fmt: skip
 _SIZES = [
     *((m, n, k) for m in _ROWS for n, k in _WEIGHTS),
     *((n, n, n) for n in (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)),
@@ -27,6 +32,7 @@ _SIZES = [
     *((1024, 1024, k) for k in (1, 4, 16, 64)),
     *((m, n, k) for m in (128, 197) for n, k in ((768, 768), (3072, 768), (768, 3072))),
     *((m, 256, 1024) for m in (64, 512)),  # keys and values of grouped heads
+    *_ASKED,
 ]
 _QUICK_SIZES = [
     *((m, n, k) for m in (1, 8, 32, 256) for n, k in _WEIGHTS[1:4]),
@@ -38,6 +44,7 @@ _QUICK_SIZES = [
 _ALWAYS = [
     *((n, n, n) for n in (64, 256, 512, 1024)),
     *((m, 4096, 4096) for m in (1, 4, 8, 16, 32, 4096)),
+    *[(32, 768, 256), (32, 768, 128), (768, 32, 256)],  # of a GRU, mapped
 ]
 _PRODUCTS = [
     ("float32", None, "NN NT", 1 << 36, 1),
