@@ -95,15 +95,14 @@ def _read(contender: Contender) -> np.ndarray:
 
 def _jax_contender(family: str, case: ConvCase, f: Any, operands: Any) -> Contender:
     f = jax.jit(value(case, f)).lower(*operands).compile()
-    return Contender(
+    return xla_program.contender(
         family,
         "ours" if family == "ours" else "peer",
-        lambda _: f(*operands),
-        jax.block_until_ready,
-        lambda result: np.concatenate(
+        f,
+        operands,
+        read=lambda result: np.concatenate(
             [np.ravel(x).astype(np.float32) for x in jax.tree.leaves(result)]
         ),
-        program=xla_program.text(f),
     )
 
 

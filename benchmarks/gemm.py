@@ -167,14 +167,7 @@ def _jax_contenders(
 
     def contender(family: str, f: Any) -> Contender:
         role: Role = "ours" if family == "ours" else "peer"
-        return Contender(
-            family,
-            role,
-            lambda i: f(*sets[i % _SETS]),
-            jax.block_until_ready,
-            _first,
-            program=xla_program.text(f),
-        )
+        return xla_program.contender(family, role, f, *sets, read=_first)
 
     return [contender(family, f) for family, f in functions.items()]
 

@@ -6,7 +6,6 @@ jax.numpy with the axes in that order, torch with strides.
 """
 
 import dataclasses
-import functools
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -199,10 +198,6 @@ def _jax_functions(
     return {name: jax.jit(wrap(f)) for name, f in functions.items()}
 
 
-def _launch(f: Any, sets: list[Any], i: int) -> Any:
-    return f(*sets[i % _SETS])
-
-
 def _measure_case(
     operator: Operator,
     shape: tuple[int, ...],
@@ -227,13 +222,12 @@ def _measure_case(
     for family, f in _jax_functions(operator, format, gradient).items():
         compiled = f.lower(*sets[0]).compile()
         contenders.append(
-            Contender(
+            xla_program.contender(
                 family,
                 "ours" if family == "ours" else "peer",
-                functools.partial(_launch, compiled, sets),
-                jax.block_until_ready,
-                lambda out: np.asarray(out[0] if gradient else out),
-                program=xla_program.text(compiled),
+                compiled,
+                *sets,
+                read=lambda out: np.asarray(out[0] if gradient else out),
             )
         )
     if torch is not None:

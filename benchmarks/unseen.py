@@ -14,7 +14,7 @@ import jax
 
 from benchmarks import profiles, runner, xla_program
 from benchmarks.display import show_products
-from benchmarks.harness import Contender, Timing, measure
+from benchmarks.harness import Timing, measure
 from benchmarks.results import FAST_ENOUGH, CaseResult, Report, geometric_mean
 from benchmarks.runner import Work
 from jax_layout import choices
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = runner.console()
     timing = runner.timing(options, rounds=15, sample_seconds=2e-3)
     cases = [
-        Work(kind, case.name, {"dtype": case.dtypes[0]}, _runner(kind, case, timing))
+        Work(kind, case.name, _config(case), _runner(kind, case, timing))
         for kind, drawn in _DRAWN.items()
         for case in drawn(False, options.seed, options.count)
     ]
@@ -69,6 +69,10 @@ def _summary(report: Report, kind: str) -> str:
     )
 
 
+def _config(case: Case) -> dict[str, str]:
+    return {"dtype": case.dtypes[0]}
+
+
 def _runner(
     kind: str, case: Case, timing: Timing
 ) -> Callable[[Callable[[], None]], CaseResult]:
@@ -92,22 +96,15 @@ def _measure(
     ours = compiled()
     with choices.forced("lax"):
         plain = compiled()
-    config = {"dtype": case.dtypes[0]}
-    found = CaseResult(kind, case.name, config, case.nbytes(), ())
+    found = CaseResult(kind, case.name, _config(case), case.nbytes(), ())
     expected = jax.device_get(plain(*sets[0]))
     if apart := difference(
         jax.device_get(ours(*sets[0])), expected, kinked=case.kinked
     ):
         return dataclasses.replace(found, skipped={"ours": apart})
     contenders = [
-        Contender(
-            family,
-            "ours" if family == "ours" else "peer",
-            lambda i, f=f: f(*sets[i % len(sets)]),  # type: ignore[misc]
-            jax.block_until_ready,
-            program=xla_program.text(f),
-        )
-        for family, f in (("ours", ours), ("jnp", plain))
+        xla_program.contender("ours", "ours", ours, *sets),
+        xla_program.contender("jnp", "peer", plain, *sets),
     ]
     return dataclasses.replace(
         found, samples=tuple(measure(contenders, timing, on_round))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from benchmarks.harness import Contender, Role
 from jax_layout.tune import measure
@@ -30,13 +31,20 @@ def text(compiled: Any) -> str:
     return (layout[1] if layout else "") + "\n" + lines
 
 
-def contender(family: str, role: Role, compiled: Any, args: Any) -> Contender:
-    """A compiled program with its arguments."""
+def contender(
+    family: str,
+    role: Role,
+    compiled: Any,
+    *sets: Any,
+    read: Callable[[Any], np.ndarray] | None = None,
+) -> Contender:
+    """A compiled program with sets of its arguments, which take turns."""
     return Contender(
         family,
         role,
-        lambda _: compiled(*args),
+        lambda i: compiled(*sets[i % len(sets)]),
         jax.block_until_ready,
+        read,
         program=text(compiled),
     )
 

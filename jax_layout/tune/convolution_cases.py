@@ -73,6 +73,7 @@ _CONVOLUTIONS: list[tuple[Sizes, int, Sizes, int]] = [
     ((1, 32, 32, 192), 64, (1, 1), 1),
     ((32, 20, 20, 32), 64, (4, 4), 2),
 ]
+_OPERANDS = "values", "filters"
 # Of the operands and of the result, channels last or not, every which of them.
 _TYPES = [
     ("float32", None, True, 1),
@@ -156,22 +157,25 @@ def _drawn(draw: Draw, kind: str) -> Iterator[Case]:
         n, c, out = draw.of(1, 1, 2, 4, 8, 16, 32), *(draw.of(*_CHANNELS) for _ in "io")
         kernel = (draw.of(1, 3, 3, 3, 5, 7, 2, 4),) * rank
         extents = (draw.of(*(s for s in _SPACE if s <= _MOST[rank])),) * rank
-        transposes, which = draw.of(True, False, False), draw.of("y", "y", "x", "w")
-        if extents[0] < kernel[0]:
-            continue
+        dilates, which = draw.of(True, False, False), draw.of("y", "y", "x", "w")
+        dilates &= stride == 2
         x, w, orders = _stored((n, *extents, c), out, kernel, last)
-        if transposes and stride == 2:
+        ends = [s * stride if dilates else -(-s // stride) for s in extents]
+        y = (n, *ends, out)
+        points = n * max(math.prod(extents), math.prod(ends)) // stride**rank
+        operations = 2 * points * math.prod(w)
+        if extents[0] < kernel[0] or not is_drawn(dtype, operations, x, w, y):
+            continue
+        if dilates:
             f, name = _dilated(jl.conv_general_dilated, kernel, orders)
         else:
             f, name = _strided(stride, kernel, orders)
-        y = _result(f, dtype, x, w)
-        points = max(math.prod(x) // c, math.prod(y) // out) // stride**rank
-        if not is_drawn(dtype, 2 * points * math.prod(w), x, w, y):
-            continue
         if which == "y":
             yield _case(f"{kind} {name}", f, dtype, x, w)
         else:
-            yield list(_gradients(f"{kind} {name}", f, dtype, x, w))[which == "w"]
+            operand = "xw".index(which)
+            by = f"{kind} {name} gradient by {_OPERANDS[operand]}"
+            yield _gradient(by, f, operand, dtype, x, w)
 
 
 def _strided(
@@ -215,16 +219,11 @@ def _stored(
     return (n, c, *extents), (out, c, *kernel), orders
 
 
-def _result(f: Function, dtype: str, x: Sizes, w: Sizes) -> Sizes:
-    like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
-    return jax.eval_shape(f, *like).shape
-
-
 def _gradients(
     kind: str, f: Function, dtype: str, x: Sizes, w: Sizes
 ) -> Iterator[Case]:
     """Each alone: of three in a program, one saves a third at most."""
-    for operand, by in enumerate(("values", "filters")):
+    for operand, by in enumerate(_OPERANDS):
         yield _gradient(f"{kind} gradient by {by}", f, operand, dtype, x, w)
 
 
@@ -237,8 +236,9 @@ def _gradient(
     w: Sizes,
     **options: Any,
 ) -> Case:
-    g, y = gradient_by(f, operand, 2), _result(f, dtype, x, w)
-    return _case(name, g, dtype, x, w, y, **options)
+    like = (jax.ShapeDtypeStruct(shape, dtype) for shape in (x, w))
+    y = jax.eval_shape(f, *like).shape
+    return _case(name, gradient_by(f, operand, 2), dtype, x, w, y, **options)
 
 
 def _case(name: str, f: Function, dtype: str, *shapes: Sizes, **options: Any) -> Case:
