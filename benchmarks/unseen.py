@@ -19,7 +19,15 @@ from benchmarks.results import FAST_ENOUGH, CaseResult, Report, geometric_mean
 from benchmarks.runner import Work
 from jax_layout import choices
 from jax_layout.install.install import installed
-from jax_layout.tune import convolution_cases, pooling_cases, product_cases
+from jax_layout.tune import (
+    attention_cases,
+    convolution_cases,
+    norm_cases,
+    permute_cases,
+    pooling_cases,
+    product_cases,
+    row_cases,
+)
 from jax_layout.tune.case import Case
 from jax_layout.tune.measure import difference, precision, program_of
 
@@ -28,6 +36,10 @@ _DRAWN = {
     "convolutions": convolution_cases.drawn,
     "convolutions in loops": convolution_cases.drawn_in_loops,
     "pooling": pooling_cases.drawn,
+    "attention": attention_cases.drawn,
+    "norms": norm_cases.drawn,
+    "permutes": permute_cases.drawn,
+    "rows by index": row_cases.drawn,
 }
 
 

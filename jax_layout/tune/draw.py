@@ -33,6 +33,10 @@ class Draw:
         """A multiple of the step up to the most, each doubling as likely as another."""
         return step * round((most / step) ** self._random())
 
+    def order(self, rank: int) -> tuple[int, ...]:
+        """So many axes, in any order."""
+        return tuple(sorted(range(rank), key=lambda _: self._random()))
+
     def extent(self) -> int:
         """A power of two, a multiple of one, or any number, up to 4096."""
         step = self.of(1, 8, 32, 64, 0)

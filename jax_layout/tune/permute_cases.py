@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured of permutes, and of sums of transposed matrices."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+
+import jax_layout as jl
+from jax_layout.plain import jnp
+from jax_layout.tune.case import Case, Sizes, case_of
+from jax_layout.tune.draw import Draw, is_drawn
+
+# The first axis, here 1, grows until the array has each of the sizes.
+_PERMUTES: list[tuple[Sizes, Sizes]] = [
+    ((1, 64), (1, 0)),
+    ((1, 1024), (1, 0)),
+    ((1, 64, 64), (0, 2, 1)),
+    ((1, 512, 512), (0, 2, 1)),
+    ((1, 32, 64), (1, 0, 2)),
+    ((1, 1024, 4), (1, 0, 2)),
+    ((1, 3, 64, 64), (0, 2, 3, 1)),
+    ((1, 64, 64, 3), (0, 3, 1, 2)),
+    ((1, 64, 28, 28), (0, 2, 3, 1)),
+    ((1, 28, 28, 64), (0, 3, 1, 2)),
+    ((1, 256, 14, 14), (0, 2, 3, 1)),
+    ((1, 128, 8, 64), (0, 2, 1, 3)),
+    ((1, 128, 8, 64), (0, 2, 3, 1)),
+    ((1, 32, 32), (2, 1, 0)),
+    ((1, 14, 16, 14, 16, 3), (0, 1, 3, 2, 4, 5)),
+    ((1, 2, 2, 32, 32), (0, 3, 1, 4, 2)),
+    ((1, 64, 112, 112), (0, 2, 3, 1)),
+    ((1, 112, 112, 64), (0, 3, 1, 2)),
+    ((1, 16, 8, 16, 8), (0, 2, 3, 1, 4)),
+]
+
+
+def permutes(quick: bool) -> Iterator[Case]:
+    """Permutes, those of large arrays into memory that exists, too.
+
+    To page in new memory takes longer than most permutes, and hides what they cost.
+    """
+    wanted = {"float32": 1, "bfloat16": 1, "uint8": 3, "float64": 3, "complex128": 5}
+    sizes = [1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 25, 1 << 27]
+    if quick:
+        wanted, sizes = {"float32": 2, "bfloat16": 4}, [1 << 16, 1 << 20, 1 << 24]
+    for dtype, every in wanted.items():
+        for size, (shape, axes) in itertools.product(sizes, _PERMUTES[::every]):
+            row = math.prod(shape) * jnp.dtype(dtype).itemsize
+            if row <= size:
+                f = functools.partial(jl.permute, axes=axes)
+                x = (size // row, *shape[1:])
+                kind = f"permute {','.join(map(str, axes))}"
+                yield case_of(kind, f, dtype, x)
+                if size >= 1 << 22 and not quick:
+                    yield case_of(f"{kind}, existing memory", f, dtype, x, into=True)
+
+
+_DRAWN = 200
+
+
+def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
+    """Two to five axes in any order, into memory that exists if there is much."""
+    draw = Draw(seed)
+    while count and not quick:
+        rank = draw.of(2, 3, 3, 4, 4, 5)
+        dtype = draw.of(*3 * ["float32"], *2 * ["bfloat16"], "uint8", "float64")
+        x = tuple(draw.of(draw.extent(), draw.below(64)) for _ in range(rank))
+        axes, into = draw.order(rank), draw.of(True, False)
+        moved = [axis for axis in axes if x[axis] != 1]
+        if moved == sorted(moved) or not is_drawn(dtype, math.prod(x), x, x):
+            continue
+        kind = f"drawn permute {','.join(map(str, axes))}"
+        into &= math.prod(x) * jnp.dtype(dtype).itemsize >= 1 << 22
+        kind += ", existing memory" * into
+        f = functools.partial(jl.permute, axes=axes)
+        yield case_of(kind, f, dtype, x, into=into)
+        count -= 1
+
+
+def matrix_sums(quick: bool) -> Iterator[Case]:
+    sizes = [256, 1024, 64, 512, 2048]
+    dtypes = ["float32", "bfloat16", "float64", "complex64", "complex128"]
+    if quick:
+        sizes, dtypes = sizes[:2], dtypes[:1]
+    for dtype, n, other in itertools.product(dtypes, sizes, (False, True)):
+        f = functools.partial(jl.geam, beta=2.0, transpose_a=True, transpose_b=other)
+        yield case_of(f"geam T{'NT'[other]}", f, dtype, (n, n), (n, n))
