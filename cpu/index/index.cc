@@ -19,17 +19,12 @@ constexpr int64_t kTaskBytes = 256 << 10;
 constexpr int64_t kMostRows = 16 * kRows;  // of a task
 constexpr int64_t kLine = 64;
 
-template <int kBytes>
-struct alignas(kBytes) Chunk {
-  char byte[kBytes];
-};
-
-// y[i] = x[at[i]] for elements of kBytes.
+// y[i] = x[at[i]] for rows of kBytes.
 template <int kBytes>
 void Gather(const char* x, const int64_t* at, int64_t rows, char* y) {
-  const auto* from = reinterpret_cast<const Chunk<kBytes>*>(x);
-  auto* to = reinterpret_cast<Chunk<kBytes>*>(y);
-  for (int64_t i = 0; i < rows; ++i) to[i] = from[at[i]];
+  for (int64_t i = 0; i < rows; ++i) {
+    std::memcpy(y + i * kBytes, x + at[i] * kBytes, kBytes);
+  }
 }
 
 using GatherFunction = void(const char*, const int64_t*, int64_t, char*);
@@ -42,10 +37,16 @@ GatherFunction* GatherOf(int64_t bytes) {
       return Gather<2>;
     case 4:
       return Gather<4>;
+    case 6:
+      return Gather<6>;
     case 8:
       return Gather<8>;
+    case 12:
+      return Gather<12>;
     case 16:
       return Gather<16>;
+    case 32:
+      return Gather<32>;
     default:
       return nullptr;
   }

@@ -3,7 +3,7 @@
 // Rows that are summed, or otherwise reduced, where an index says.
 //
 //   in parts   few rows of y: every part of source has sums of its own, which
-//              are then added
+//              are then added; one part, where they are wider than y's elements
 //   in order   many slices, or short rows: a task owns slices or columns of y
 //   by row     the indices are sorted, a task owns rows of y
 //   few        y holds what is added to: one thread looks up whose rows are
@@ -67,19 +67,35 @@ struct Job {
 
 // --- in parts
 
+int64_t SumBytes(const Job& job) {  // of a slice
+  return job.p.extent * job.p.inner * job.functions.sum_bytes;
+}
+
 // Of a slice of source, a power of two; one where that does not pay. A matter
 // of the plan alone, as it says in which order rows are added.
 int64_t NumParts(const Job& job) {
   constexpr int64_t kMost = 64;
-  constexpr int64_t kRowsPerSum = 64;  // what a part's own sums cost is little
+  constexpr int64_t kRowsPerSum = 16;  // what a part's own sums cost is little
   constexpr int64_t kPartBytes = 64 << 10;
   constexpr int64_t kSumBytes = 1 << 20;  // they stay in a core's cache
   const IndexPlan& p = job.p;
-  if (p.extent * p.inner * job.functions.sum_bytes > kSumBytes) return 1;
-  const int64_t parts = std::min({CeilDiv(kMost, job.slices()),
-                                  p.count / (kRowsPerSum * p.extent),
-                                  p.count * p.inner_bytes() / kPartBytes});
+  if (SumBytes(job) > kSumBytes) return 1;
+  const int64_t parts =
+      std::max<int64_t>(1, std::min({CeilDiv(kMost, job.slices()),
+                                     p.count / (kRowsPerSum * p.extent),
+                                     p.count * p.inner_bytes() / kPartBytes}));
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(parts)));
+}
+
+// Whether sums of all of y, wider than its elements, take less time than to
+// sort the indices of short rows.
+bool AreSumsCheap(const Job& job) {
+  constexpr int64_t kSumsPerIndex = 24;
+  constexpr int64_t kMostBytes = 8 << 20;
+  const IndexPlan& p = job.p;
+  return job.functions.sum_bytes > p.itemsize && p.inner_bytes() < kLongRow &&
+         job.slices() * SumBytes(job) <= kMostBytes &&
+         p.extent * p.inner <= kSumsPerIndex * p.count;
 }
 
 Status AddInParts(const Job& job, int64_t parts) {
@@ -431,7 +447,7 @@ Status IndexReduce(const IndexPlan& plan, Reduction reduction, SumType type,
                    static_cast<char*>(y),
                    executor};
   const int64_t num_parts = NumParts(job);
-  if (num_parts > 1) return AddInParts(job, num_parts);
+  if (num_parts > 1 || AreSumsCheap(job)) return AddInParts(job, num_parts);
   const bool in_place = x == y;
   const int64_t size = job.slices() * job.slice();
   const bool zeroed = x == nullptr && job.zero && ZeroPages(job.y, size);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "cpu/clones.h"
 #include "cpu/elements.h"
@@ -48,10 +49,11 @@ template <Reduction reduction, typename T>
 JAX_LAYOUT_INLINE T Reduce(T a, T b) {
   if constexpr (reduction == Reduction::kSum) {
     return static_cast<T>(a + b);
-  } else if constexpr (reduction == Reduction::kMax) {
-    return (a > b) | (a != a) ? a : b;
   } else {
-    return (a < b) | (a != a) ? a : b;
+    // As the instruction picks; a branch on both at once is often guessed
+    // wrong.
+    const T extreme = (reduction == Reduction::kMax ? a > b : a < b) ? a : b;
+    return a != a ? a : extreme;
   }
 }
 
@@ -128,6 +130,21 @@ JAX_LAYOUT_INLINE void SumParts(const PartSum& r) {
   }
 }
 
+// Rows of a few elements: those of several are on their way at once, without
+// being asked for.
+template <Reduction reduction, typename Element, int kWidth>
+JAX_LAYOUT_INLINE void AddNarrow(const typename Element::Stored* from,
+                                 const int64_t* at, int64_t rows,
+                                 typename Element::Sum* to) {
+  for (int64_t i = 0; i < rows; ++i) {
+    if (at[i] < 0) continue;
+    typename Element::Sum* sum = to + at[i] * kWidth;
+    for (int k = 0; k < kWidth; ++k) {
+      sum[k] = Reduce<reduction>(sum[k], Element::Load(from[i * kWidth + k]));
+    }
+  }
+}
+
 template <Reduction reduction, typename Element>
 JAX_LAYOUT_INLINE void AddRows(const void* source, const int64_t* at,
                                int64_t rows, int64_t width, int64_t stride,
@@ -135,30 +152,40 @@ JAX_LAYOUT_INLINE void AddRows(const void* source, const int64_t* at,
   using Sum = typename Element::Sum;
   const auto* from = static_cast<const typename Element::Stored*>(source);
   auto* to = static_cast<Sum*>(sums);
-  if (stride == 1) {
-    for (int64_t i = 0; i < rows; ++i) {
-      if (at[i] < 0) continue;
-      to[at[i]] = Reduce<reduction>(to[at[i]], Element::Load(from[i]));
+  if (width == stride) {
+    switch (width) {
+      case 1:
+        return AddNarrow<reduction, Element, 1>(from, at, rows, to);
+      case 2:
+        return AddNarrow<reduction, Element, 2>(from, at, rows, to);
+      case 3:
+        return AddNarrow<reduction, Element, 3>(from, at, rows, to);
+      case 4:
+        return AddNarrow<reduction, Element, 4>(from, at, rows, to);
     }
-    return;
   }
   constexpr int64_t kItem = sizeof(*from);
   const int64_t bytes = width * static_cast<int64_t>(sizeof(Sum));
   const int64_t ahead = std::min(bytes, kMostAhead);
   const int64_t later = std::max<int64_t>(1, kAheadBytes / (stride * kItem));
-  for (int64_t i = 0; i < rows; ++i) {
+  const auto fetch = [&](int64_t i) JAX_LAYOUT_LAMBDA {
     const auto* next = reinterpret_cast<const char*>(
         to + at[std::min(i + kAhead, rows - 1)] * stride);
     for (int64_t k = 0; k < ahead; k += kLine) __builtin_prefetch(next + k, 1);
     __builtin_prefetch(next + bytes - 1, 1);
-    const auto* row = from + i * stride;
     const auto* soon = reinterpret_cast<const char*>(
         from + std::min(i + later, rows - 1) * stride);
     for (int64_t k = 0; k < std::min(width * kItem, kMostAhead); k += kLine) {
       __builtin_prefetch(soon + k);
     }
+  };
+  const bool is_short = bytes <= kLine;
+  for (int64_t i = 0; i < rows; ++i) {
+    if (!is_short) fetch(i);
     if (at[i] < 0) continue;
+    const auto* row = from + i * stride;
     Sum* sum = to + at[i] * stride;
+#pragma GCC ivdep
     for (int64_t k = 0; k < width; ++k) {
       sum[k] = Reduce<reduction>(sum[k], Element::Load(row[k]));
     }

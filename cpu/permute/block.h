@@ -26,13 +26,14 @@ struct PermuteBlock {
   int64_t bytes;  // of a chunk
 
   // With a stage, the block is built there, column j at stage_offset[j], and
-  // leaves in runs of run_cols columns with non-temporal stores.
+  // leaves in runs of run_cols columns.
   char* stage;  // or null
   const int64_t* stage_offset;
   int64_t run_cols;
 
-  // Without a stage: non-temporal stores. Every column is aligned to 64 bytes,
-  // or finds the lines in it that are (chunks of 64 bytes or more).
+  // Non-temporal stores, of the stage if there is one. Else every column is
+  // aligned to 64 bytes, or finds the lines in it that are (chunks of 64 bytes
+  // or more).
   bool stream;
 };
 

@@ -18,6 +18,11 @@ constexpr int64_t kRowBytes = 2048;
 // whole block must fit.
 constexpr int64_t kStagedColumnBytes = 1024;
 constexpr int64_t kStagedBytes = 128 << 10;
+// Of a block whose columns would compete for a few sets of a cache. They leave
+// a stage, which the first-level cache holds, one after the other.
+constexpr int64_t kLeastCrowdedBytes = 512;
+constexpr int64_t kCrowdedColumnBytes = 1024;
+constexpr int64_t kCrowdedBytes = 32 << 10;
 // Of a block of chunks that are copied one by one.
 constexpr int64_t kCopiedColumnBytes = 4096;
 constexpr int64_t kCopiedRowBytes = 4096;
@@ -25,6 +30,13 @@ constexpr int64_t kCopiedRowBytes = 4096;
 constexpr int64_t kPieceBytes = 64 << 10;
 // Work worth waking another thread for, which takes about 20 us.
 constexpr int64_t kTaskBytes = 256 << 10;
+
+// Whether of so many lines, one every `distance` bytes, a set of a cache would
+// get more than `most`.
+bool AreCrowded(int64_t lines, int64_t distance, int64_t sets, int64_t most) {
+  return distance % 64 == 0 &&
+         lines > most * (sets / std::gcd(distance / 64, sets));
+}
 
 // One side of a block: the innermost axes of y (the rows) or of x (the
 // columns), as many as reach `target` chunks; the last may be taken in part.
@@ -54,9 +66,18 @@ class Chooser {
     const int64_t column = plan.dims[plan.rank - 1].extent * plan.chunk;
     direct_ = IsTile() ? functions.vector_bytes == 64 && column % 64 == 0
                        : plan.chunk % 64 == 0 || plan.chunk >= 1024;
+    for (int d = plan.rank - 1; d >= 0; --d) rows_.order.push_back(d);
+    cols_.order = rows_.order;
+    std::sort(cols_.order.begin(), cols_.order.end(), [&](int a, int b) {
+      return plan.dims[a].x_stride < plan.dims[b].x_stride;
+    });
+    crowded_ = column >= kLeastCrowdedBytes && AreColumnsCrowded();
     int64_t column_bytes = kColumnBytes;
     int64_t row_bytes = kRowBytes;
-    if (plan.chunk >= 64) {
+    if (crowded_) {
+      column_bytes = kCrowdedColumnBytes;
+      row_bytes = kCrowdedBytes / column_bytes * plan.chunk;
+    } else if (plan.chunk >= 64) {
       column_bytes = kCopiedColumnBytes;
       row_bytes = kCopiedRowBytes;
     } else if (kernel_.stream && !direct_) {
@@ -65,11 +86,6 @@ class Chooser {
     }
     rows_.target = std::max<int64_t>(1, column_bytes / plan.chunk);
     cols_.target = std::max<int64_t>(1, row_bytes / plan.chunk);
-    for (int d = plan.rank - 1; d >= 0; --d) rows_.order.push_back(d);
-    cols_.order = rows_.order;
-    std::sort(cols_.order.begin(), cols_.order.end(), [&](int a, int b) {
-      return plan.dims[a].x_stride < plan.dims[b].x_stride;
-    });
   }
 
   void Choose() {
@@ -94,6 +110,22 @@ class Chooser {
  private:
   bool IsTile() const {
     return plan_.chunk <= 16 && (plan_.chunk & (plan_.chunk - 1)) == 0;
+  }
+
+  // The columns of a tile in the first-level cache, of which half lines have to
+  // stay until the next strip of tiles; or those of a block in the second.
+  bool AreColumnsCrowded() const {
+    constexpr int64_t kSets = 64, kSetsOfSecond = 1024, kWays = 8;
+    const PermuteDim& dim = plan_.dims[cols_.order[0]];
+    const int64_t distance = dim.y_stride * plan_.chunk;
+    const auto lines = [&](int64_t bytes) {
+      return std::min(dim.extent, bytes / plan_.chunk);
+    };
+    const int64_t vector = functions_.vector_bytes;
+    return IsTile() && !kernel_.stream &&
+           (AreCrowded(lines(vector), distance, kSets,
+                       vector < 64 ? 2 : kWays) ||
+            AreCrowded(lines(kRowBytes), distance, kSetsOfSecond, kWays));
   }
 
   bool InBlock(const Side& side, int d) const {
@@ -176,7 +208,8 @@ class Chooser {
     for (int64_t j = 0; j < kernel_.cols; ++j) {
       kernel_.stage_offset[j] = j / run * pitch + j % run * column;
     }
-    kernel_.staged = kernel_.stream && !direct_ && run * column >= 256 &&
+    kernel_.staged = (crowded_ || (kernel_.stream && !direct_)) &&
+                     run * column >= 256 &&
                      CeilDiv(kernel_.cols, run) * pitch <= kStageBytes;
     kernel_.stream &= direct_ || kernel_.staged;
   }
@@ -255,7 +288,8 @@ class Chooser {
   PermuteKernel& kernel_;
   std::vector<int64_t> take_;  // of each dim, how much is in a block
   Side rows_, cols_;
-  bool direct_ = true;  // no stage needed for non-temporal stores
+  bool direct_ = true;    // no stage needed for non-temporal stores
+  bool crowded_ = false;  // columns of y lie in the same few sets of a cache
 };
 
 const Kernels<const PermuteFunctions*> kKernels(

@@ -89,8 +89,13 @@ void DrainStage(const PermuteBlock& b) {
   const int64_t column = b.rows * b.bytes;
   for (int64_t j = 0; j < b.cols; j += b.run_cols) {
     const int64_t cols = j + b.run_cols <= b.cols ? b.run_cols : b.cols - j;
-    Copy<V, true>(b.y + b.y_offset[j], b.stage + b.stage_offset[j],
-                  cols * column);
+    char* const y = b.y + b.y_offset[j];
+    const char* const x = b.stage + b.stage_offset[j];
+    if (b.stream) {
+      Copy<V, true>(y, x, cols * column);
+    } else {
+      Copy<V, false>(y, x, cols * column);
+    }
   }
 }
 
@@ -259,6 +264,7 @@ void TransposeBlock(const PermuteBlock& b) {
   constexpr int kNarrow = 16 / W;
   char* y = b.stage ? b.stage : b.y;
   const int64_t* y_offset = b.stage ? b.stage_offset : b.y_offset;
+  const bool stream = b.stream && b.stage == nullptr;
   // The last tile of a row or column overlaps the one before.
   auto tiles = [&](auto cols, auto run) JAX_LAYOUT_LAMBDA {
     constexpr int kCols = decltype(cols)::kCount;
@@ -267,7 +273,7 @@ void TransposeBlock(const PermuteBlock& b) {
           const bool aligned = i <= b.rows - kTile;
           if (!aligned) i = b.rows - kTile;
           if (j > b.cols - kCols) j = b.cols - kCols;
-          if (b.stream && aligned) {
+          if (stream && aligned) {
             run(StreamedVectors<V>{}, b.x + j * W, b.x_offset + i, y + i * W,
                 y_offset + j);
           } else {
@@ -357,7 +363,7 @@ template <class V>
 void CopyBlock(const PermuteBlock& b) {
   const int64_t bytes = b.bytes;
   const int64_t lines = bytes / 64;
-  if (!b.stream) {
+  if (!b.stream || b.stage != nullptr) {
     ForEachChunk(b, [&](char* y, const char* x)
                         JAX_LAYOUT_LAMBDA { Copy<V, false>(y, x, bytes); });
   } else if (bytes % 64 == 0 && reinterpret_cast<intptr_t>(b.y) % 64 == 0) {

@@ -70,8 +70,8 @@ void RunBlocks(const PermuteKernel& kernel, const char* x, char* y,
   block.stage_offset = kernel.stage_offset.data();
   block.run_cols = kernel.run_cols;
   // Lines of y are whole for the chosen blocks only if y begins on one.
-  block.stream = kernel.stream && !kernel.staged &&
-                 (kernel.run_block == kernel.functions->copy ||
+  block.stream = kernel.stream &&
+                 (kernel.staged || kernel.run_block == kernel.functions->copy ||
                   reinterpret_cast<intptr_t>(y) % 64 == 0);
   Walk walk(kernel, x, y, begin);
   for (; begin < end; ++begin) {

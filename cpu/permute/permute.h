@@ -55,7 +55,7 @@ struct PermuteKernel {
   std::vector<BlockLoop> loops;  // innermost first
   int64_t num_blocks = 1;
   int64_t blocks_per_task = 1;
-  bool staged = false;  // through a cached buffer, then non-temporal stores
+  bool staged = false;  // through a buffer that caches hold
   bool stream = false;  // non-temporal stores where lines are whole
 };
 

@@ -202,6 +202,23 @@ def test_alpha(alpha):
     np.testing.assert_allclose(jax.grad(f)(1.0), source.sum(), rtol=1e-12)
 
 
+@pytest.mark.parametrize("count", [7, 200, 9000])
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 16, 40])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+def test_short_rows(dtype, width, count):
+    """In 16 bits by sums of all rows, or of those that an index names; in place too.
+
+    Of integers, as these sums are not in order.
+    """
+    x, index = array((300, width), dtype), indices(300, count, outside=2)
+    x, source = (y.round() for y in (x, array((count, width), dtype, seed=2)))
+    expected = jnp.asarray(added(x, 0, index, source))
+    add = functools.partial(jl.index_add, deterministic=True)
+    equal(add(x, 0, index, source), expected)
+    in_place = jax.jit(lambda x, i, s: add(x, 0, i, s), donate_argnums=0)
+    equal(in_place(jnp.copy(x), jnp.asarray(index), source), expected)
+
+
 def test_kernels_run():
     x, index = array((64, 256), "float32"), jnp.asarray(indices(64, 48))
     assert kernels(compiled(lambda x, i: jl.index_select(x, 0, i), x, index)) == 1

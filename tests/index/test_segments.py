@@ -2,6 +2,7 @@
 """segment_sum, segment_max, segment_min against jax.ops, under every transformation."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +103,7 @@ def test_a_sum_of_many_ones_in_16_bits(dtype):
 @pytest.mark.parametrize("name", NAMES[1:])
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, "bool"])
 def test_extremes_of_every_dtype(dtype, name):
-    for shape, extent in CASES[:4]:
+    for shape, extent in CASES[:7]:
         x = array(shape, "float64") > 3 if dtype == "bool" else array(shape, dtype)
         ours, theirs = both(name, x, segments(extent, shape[0]), extent)
         assert ours.dtype == theirs.dtype
@@ -113,8 +114,8 @@ def test_extremes_of_every_dtype(dtype, name):
 def test_extremes_of_nan_and_infinity(name):
     x = np.asarray(array((6000, 17), "float32")).copy()
     x[3], x[70], x[80] = np.nan, np.inf, -np.inf
-    for extent in (4, 4000):
-        ours, theirs = both(name, x, np.arange(6000) % extent, extent)
+    for extent, width in itertools.product((4, 4000), (17, 1, 2, 3, 4)):
+        ours, theirs = both(name, x[:, :width], np.arange(6000) % extent, extent)
         np.testing.assert_array_equal(ours, theirs)
 
 

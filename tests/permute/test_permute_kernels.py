@@ -149,6 +149,18 @@ def test_buffers_aligned_to_items_only(permute, offset):
         check(permute, random_array(shape, itemsize), (1, 0), offset=offset)
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("itemsize", DTYPES)
+@pytest.mark.parametrize("column", [1024, 2048, 4096, 14336])
+def test_columns_that_share_sets_of_a_cache(permute, column, itemsize, offset):
+    """They leave a stage; whole columns and parts, of one axis of y and of two."""
+    rows = column // itemsize
+    for cols in (20, 70, 530):
+        check(permute, random_array((rows, cols), itemsize), (1, 0), offset=offset)
+    for shape, axes in [((rows // 16, 16, 70), (2, 0, 1)), ((rows, 3, 40), (2, 1, 0))]:
+        check(permute, random_array(shape, itemsize), axes, offset=offset)
+
+
 # Past the sizes that take non-temporal stores and huge pages.
 @pytest.mark.parametrize(
     "shape, axes, itemsize",
