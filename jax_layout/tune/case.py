@@ -38,6 +38,8 @@ class Case:
       whole: a program that is timed as it stands, however short.
       unrolled: short, its calls are written out one after the other, not in a loop,
         where XLA does not lay out convolutions.
+      shared: so many operands in front stay the same where it runs many times, as a
+        table that a loop looks up rows of.
       hot: its operands were just computed, as those of a norm: one set, in caches
         as far as it fits.
       kinked: its gradient jumps where a sum changes its sign, so that rounding may
@@ -55,6 +57,7 @@ class Case:
     one_call: bool = False
     whole: bool = False
     unrolled: bool = False
+    shared: int = 0
     hot: bool = False
     kinked: bool = False
     into: bool = False
@@ -62,12 +65,12 @@ class Case:
 
     def operands(self, stack: Sizes = ()) -> list[np.ndarray]:
         """Numbers that the dtypes hold, with leading axes for copies."""
-        return [
-            _random(np.dtype(jnp.dtype(dtype)), self.below, (*stack, *shape), seed)
-            for seed, (shape, dtype) in enumerate(
-                zip(self.shapes, self.dtypes, strict=True)
-            )
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        given = [
+            ((*(stack if i >= self.shared else ()), *shape), np.dtype(jnp.dtype(dtype)))
+            for i, (shape, dtype) in enumerate(pairs)
         ]
+        return [_random(d, self.below, s, seed) for seed, (s, d) in enumerate(given)]
 
     def nbytes(self) -> int:
         """Of operands and results."""

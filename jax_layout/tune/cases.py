@@ -35,6 +35,7 @@ _FAMILIES = (
     row_cases.rows,
     row_cases.segments,
     row_cases.drawn,
+    row_cases.drawn_in_loops,
     norm_cases.norms,
     norm_cases.drawn,
     permute_cases.matrix_sums,

@@ -373,22 +373,29 @@ def program_of(case: Case, platform: str) -> tuple[Callable[..., Any], list[list
     steps = min(max(_STACK // nbytes, _STEPS[0]), _STEPS[1])
     if case.unrolled:
         steps = min(steps, _UNROLLED)
-        return _unrolled(case.f, steps), [put((steps,))]
+        return _unrolled(case.f, steps, case.shared), [put((steps,))]
 
-    def loop(*stacked: Any) -> Any:
-        return jax.lax.scan(lambda _, given: (None, case.f(*given)), None, stacked)[1]
+    def loop(*given: Any) -> Any:
+        shared, stacked = given[: case.shared], given[case.shared :]
+
+        def step(_: None, each: Any) -> Any:
+            return None, case.f(*shared, *each)
+
+        return jax.lax.scan(step, None, stacked)[1]
 
     return loop, [put((steps,))]
 
 
-def _unrolled(f: Callable[..., Any], steps: int) -> Callable[..., list[Any]]:
+def _unrolled(
+    f: Callable[..., Any], steps: int, shared: int
+) -> Callable[..., list[Any]]:
     """The steps of such a loop, each after the last, of a function of one result."""
 
-    def run(*stacked: Any) -> list[Any]:
+    def run(*given: Any) -> list[Any]:
         results: list[Any] = []
         i = jnp.int32(0)
         for _ in range(steps):
-            results.append(f(*(x[i] for x in stacked)))
+            results.append(f(*given[:shared], *(x[i] for x in given[shared:])))
             unlikely = results[-1].ravel()[0] == 12345
             i += 1 + unlikely.astype(jnp.int32)  # the next waits for it
         return results

@@ -92,14 +92,15 @@ def _picked(
         # So many that the copy of x, before the first, is little of it.
         steps = min(max(4 * extent // count, 8), 4096)
         f, index = functools.partial(_adds, axis=axis), (steps, count)
-    kind = f"{prefix}{kind} axis {axis} of {extent}"
-    case = case_of(kind, f, dtype, *shapes, index)
+    name = f"{prefix}{kind} axis {axis} of {extent}"
+    case = case_of(name, f, dtype, *shapes, index)
     return dataclasses.replace(
         case,
         dtypes=(*case.dtypes[:-1], "int32"),
         below=(0, extent),
         whole=loop,
         unrolled=dtype in _HALF,
+        shared=int(kind in ("select", "add")),
     )
 
 
@@ -152,7 +153,7 @@ def _segment(prefix: str, f: Function, dtype: str, shape: Sizes, extent: int) ->
     return dataclasses.replace(case, dtypes=(dtype, "int32"), below=(0, extent))
 
 
-_DRAWN = 250
+_DRAWN = 400
 
 
 def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
@@ -174,3 +175,12 @@ def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
             yield _segment("drawn ", kind, dtype, rows, extent)
         else:
             yield _picked("drawn ", kind, dtype, x, len(slices), picked)
+
+
+def drawn_in_loops(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
+    """Short rows that are added in 16 bits, in a loop, where that is else ours."""
+    for case in drawn(quick, seed, count):
+        selected = case.name.startswith("drawn select")
+        if case.unrolled and case.is_short() and not selected:
+            name = f"{case.name}, looped"
+            yield dataclasses.replace(case, name=name, unrolled=False)

@@ -13,11 +13,10 @@ import pytest
 import jax_layout as jl
 from jax_layout import choices, cli
 from jax_layout.choices import Work
-from jax_layout.tune import command, product_cases
+from jax_layout.tune import command
 from jax_layout.tune.case import Case, gradient_by
 from jax_layout.tune.cases import all_cases
 from jax_layout.tune.command import run
-from jax_layout.tune.draw import Draw
 from jax_layout.tune.measure import (
     QUICK,
     Measured,
@@ -337,16 +336,6 @@ def test_short_calls_are_in_a_loop_or_one_after_the_other(unrolled):
     (work,) = points
     of = "conv w float32" if unrolled else "conv w float32 in a loop"
     assert work.case == of and not failures
-
-
-def test_what_is_drawn_is_the_same_everywhere():
-    draw = Draw(0)
-    assert [draw.of(1, 2, 3, 4) for _ in range(8)] == [4, 4, 2, 2, 3, 2, 4, 2]
-    extents = [draw.extent() for _ in range(1000)]
-    assert min(extents) < 8 and max(extents) <= 4096
-    assert sum(extent % 8 > 0 for extent in extents) > 100
-    names = [{c.name for c in product_cases.drawn(False, i, 50)} for i in (0, 0, 1)]
-    assert names[0] == names[1] and len(names[0] & names[2]) < 5
 
 
 def test_the_least_ratio_of_all_who_ask_counts():
