@@ -40,7 +40,7 @@ _PACKAGED = Path(__file__).parent / "tables"
 _NEIGHBOURS, _POWER = 16, 3
 # Where these disagree, so much of their deviation is taken off, and so much for each
 # doubling of a size on the way to the nearest, twice as much of the fourth: of 2003
-# calls whose sizes were drawn, 38 ran below 0.95 of XLA so, and 64 with half of the
+# calls whose sizes were drawn, 39 ran below 0.95 of XLA so, and 62 with half of the
 # deviation, which had a tenth more of the gain.
 _DEVIATION, _DISTANCE, _FAR = 0.75, 0.03, 3.0
 # A quick table says nothing of what is more doublings of sizes from all of its points.
