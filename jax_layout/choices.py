@@ -40,11 +40,13 @@ _PACKAGED = Path(__file__).parent / "tables"
 _NEIGHBOURS, _POWER = 16, 3
 # Where these disagree, so much of their deviation is taken off, and so much for each
 # doubling of a size on the way to the nearest, twice as much of the fourth: of 2003
-# calls whose sizes were drawn, 39 ran below 0.95 of XLA so, and 62 with half of the
+# calls whose sizes were drawn, 41 ran below 0.95 of XLA so, and 63 with half of the
 # deviation, which had a tenth more of the gain.
 _DEVIATION, _DISTANCE, _FAR = 0.75, 0.03, 3.0
-# A quick table says nothing of what is more doublings of sizes from all of its points.
-_QUICK_REACH = 2.0
+# More doublings of sizes away from all of its points, a quick table says nothing; and
+# none does of a call in a loop, where XLA may be many times slower.
+_QUICK_REACH, _LOOP_REACH = 2.0, 4.0
+_IN_A_LOOP = " in a loop"
 # The best of several methods owes part of its ratio to chance: what is ours is to gain
 # more than two medians of one program often differ by.
 GAIN = 1.08
@@ -72,7 +74,7 @@ class Work:
 
     def in_a_loop(self) -> Work:
         """The call in a loop or a branch, where XLA is slower with it."""
-        return Work(f"{self.case} in a loop", self.sizes, (self.case, *self.like))
+        return Work(self.case + _IN_A_LOOP, self.sizes, (self.case, *self.like))
 
     def works(self) -> list[Work]:
         """The call, and what it is like, in the order in which tables are asked."""
@@ -122,7 +124,8 @@ class Table:
         nearest = np.argsort(distance, kind="stable")[:_NEIGHBOURS]
         if distance[nearest[0]] == 0:
             return float(math.exp(logs[nearest[0]]))
-        if self.quick and distance[nearest[0]] > _QUICK_REACH:
+        reach = _LOOP_REACH if work.case.endswith(_IN_A_LOOP) else math.inf
+        if distance[nearest[0]] > (_QUICK_REACH if self.quick else reach):
             return None
         weights = distance[nearest] ** -_POWER
         mean = np.average(logs[nearest], weights=weights)

@@ -73,7 +73,7 @@ def rows(quick: bool) -> Iterator[Case]:
 
 
 _KINDS = "select", "gradient of select", "add", "add in a loop"
-# Added in a loop these are ours without being asked.
+# Added in a loop these are ours unless a table has the like of them.
 _HALF = "bfloat16", "float16"
 
 
@@ -178,7 +178,7 @@ def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
 
 
 def drawn_in_loops(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
-    """Short rows that are added in 16 bits, in a loop, where that is else ours."""
+    """What is short of those that are added in 16 bits, in a loop."""
     for case in drawn(quick, seed, count):
         selected = case.name.startswith("drawn select")
         if case.unrolled and case.is_short() and not selected:
