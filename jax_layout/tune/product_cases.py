@@ -19,10 +19,10 @@ _BATCHED = {"N": "bmk,bkn->bmn", "T": "bmk,bnk->bmn"}
 _FORMS = {"NN": "mk,kn->mn", "NT": "mk,nk->mn", "TN": "km,kn->mn", "TT": "km,nk->mn"}
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
 _WEIGHTS = ((4096, 4096), (1024, 1024), (256, 256), (4096, 1024), (1024, 4096))
-# Of a UNet with attention, GPT-2's heads together, a GRU.
+# Of a UNet with attention, GPT-2's heads together, a GRU, a network on a graph.
 _ASKED = [
     (1024, 64, 64), (1024, 64, 256), (256, 128, 128), (256, 1024, 128), (256, 128, 512),
-    (2048, 2304, 768), (32, 256, 768),
+    (2048, 2304, 768), (32, 256, 768), (8192, 64, 256),
 ]  # fmt: skip
 _SIZES = [
     *((m, n, k) for m in _ROWS for n, k in _WEIGHTS),
@@ -45,6 +45,7 @@ _ALWAYS = [
     *((n, n, n) for n in (64, 256, 512, 1024)),
     *((m, 4096, 4096) for m in (1, 4, 8, 16, 32, 4096)),
     *[(32, 768, 256), (32, 768, 128), (768, 32, 256)],  # of a GRU, mapped
+    (8192, 64, 64),  # of a network on a graph
 ]
 _PRODUCTS = [
     ("float32", None, "NN NT", 1 << 36, 1),
@@ -165,6 +166,7 @@ _LAYERS = [
     for n, k in ((1024, 1024), (4096, 1024), (256, 256), (1024, 4096))
 ]
 _LAYERS += [(m, 4096, 4096) for m in (16, 32, 4)]
+_LAYERS += [(m, 3072, 768) for m in (1, 8)]
 
 
 def layers(quick: bool) -> Iterator[Case]:
