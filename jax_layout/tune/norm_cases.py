@@ -95,7 +95,7 @@ def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
         f = draw.of(_layer_norm, _layer_norm, _batch_norm, _group_norm, _sample_norm)
         order, which = draw.of(*_ORDERS), draw.of(0, 0, 1)
         n, c, side = draw.of(1, 2, 4, 8, 16, 32), draw.of(*_CHANNELS), draw.of(*_SIDES)
-        x = n, c, side, side
+        x: Sizes = n, c, side, side
         if f is _layer_norm:
             x = draw.below(8192), draw.extent()
         if f is _group_norm and c > 32 and c % 32:

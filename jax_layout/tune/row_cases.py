@@ -81,7 +81,8 @@ _HALF = "bfloat16", "float16"
 def _picked(
     prefix: str, kind: str, dtype: str, shape: Sizes, axis: int, count: int
 ) -> Case:
-    extent, index = shape[axis], (count,)
+    extent = shape[axis]
+    index: Sizes = (count,)
     shapes = [(*shape[:axis], count, *shape[axis + 1 :])]
     if kind == "gradient of select":
         f: Function = functools.partial(_unselect, axis=axis, extent=extent)
