@@ -19,28 +19,9 @@ from benchmarks.results import FAST_ENOUGH, CaseResult, Report, geometric_mean
 from benchmarks.runner import Work
 from jax_layout import choices
 from jax_layout.install.install import installed
-from jax_layout.tune import (
-    attention_cases,
-    convolution_cases,
-    norm_cases,
-    permute_cases,
-    pooling_cases,
-    product_cases,
-    row_cases,
-)
 from jax_layout.tune.case import Case
+from jax_layout.tune.cases import DRAWN
 from jax_layout.tune.measure import difference, precision, program_of
-
-_DRAWN = {
-    "products": product_cases.drawn,
-    "convolutions": convolution_cases.drawn,
-    "convolutions in loops": convolution_cases.drawn_in_loops,
-    "pooling": pooling_cases.drawn,
-    "attention": attention_cases.drawn,
-    "norms": norm_cases.drawn,
-    "permutes": permute_cases.drawn,
-    "rows by index": row_cases.drawn,
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,14 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     timing = runner.timing(options, rounds=15, sample_seconds=2e-3)
     cases = [
         Work(kind, case.name, _config(case), _runner(kind, case, timing))
-        for kind, drawn in _DRAWN.items()
+        for kind, drawn in DRAWN.items()
         for case in drawn(False, options.seed, options.count)
     ]
     settings = dataclasses.asdict(timing) | {"seed": options.seed}
     device = jax.devices("cpu")[0]
     report = runner.record("unseen", cases, options, settings, device, console)
     show_products(report, console)
-    for kind in _DRAWN:
+    for kind in DRAWN:
         console.print(_summary(report, kind), highlight=False)
     return int(runner.failed(report))
 

@@ -40,8 +40,8 @@ class Case:
         where XLA does not lay out convolutions.
       shared: so many operands in front stay the same where it runs many times, as a
         table that a loop looks up rows of.
-      hot: its operands were just computed, as those of a norm: one set, in caches
-        as far as it fits.
+      hot: its operands were just computed, as those of a norm: one set, unless it
+        is too large for a cache.
       kinked: its gradient jumps where a sum changes its sign, so that rounding may
         put single numbers of results far off.
       into: each call writes its result, one array, where the last has its own.

@@ -14,6 +14,17 @@ from jax_layout.tune import (
 )
 from jax_layout.tune.case import Case
 
+# What is drawn, by kind, each kind from a seed.
+DRAWN = {
+    "products": product_cases.drawn,
+    "convolutions": convolution_cases.drawn,
+    "convolutions in loops": convolution_cases.drawn_in_loops,
+    "pooling": pooling_cases.drawn,
+    "attention": attention_cases.drawn,
+    "norms": norm_cases.drawn,
+    "permutes": permute_cases.drawn,
+    "rows by index": row_cases.drawn,
+}
 _FAMILIES = (
     product_cases.products,
     product_cases.drawn,

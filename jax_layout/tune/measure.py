@@ -51,6 +51,8 @@ _AT_ONCE = 8
 # pages are not in a buffer of addresses (docs/choices.md has what that changes).
 _SETS = 8
 _SETS_NBYTES = 96 << 20
+# What was just computed is in a cache, of arrays that have fewer bytes together.
+_HOT_NBYTES = 16 << 20
 # Of a GPU, bytes: two sets at least, or a kernel that leaves the second-level cache
 # alone finds its operand there from one call to the next.
 _SETS_NBYTES_ON_GPU = 256 << 20
@@ -368,7 +370,8 @@ def program_of(case: Case, platform: str) -> tuple[Callable[..., Any], list[list
         sets = min(_CALLS, max(2, _SETS_NBYTES_ON_GPU // nbytes))
         return repeated(case.f, sets, _CALLS), [list(itertools.chain(*copies(sets)))]
     if not case.is_short():
-        sets = 1 if case.hot else max(1, min(_SETS, _SETS_NBYTES // nbytes))
+        is_hot = case.hot and nbytes < _HOT_NBYTES
+        sets = 1 if is_hot else max(1, min(_SETS, _SETS_NBYTES // nbytes))
         return case.f, copies(sets)
     steps = min(max(_STACK // nbytes, _STEPS[0]), _STEPS[1])
     if case.unrolled:

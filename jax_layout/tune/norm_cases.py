@@ -67,19 +67,13 @@ def _in_order(
     yield from _norm(kind, kept, dtype, shape, (x[1],), (x[1],))
 
 
-# What was just computed is in a cache, of arrays that have fewer bytes together.
-_HOT = 16 << 20
-
-
 def _norm(
     kind: str, f: Function, dtype: str, x: Sizes, *parameters: Sizes
 ) -> Iterator[Case]:
+    yield case_of(kind, f, dtype, x, *parameters, hot=True)
     g = with_gradient(f, 1 + len(parameters))
-    once = case_of(kind, f, dtype, x, *parameters)
-    both = case_of(f"{kind}, gradient", g, dtype, x, *parameters, x)
-    both = dataclasses.replace(both, together=True)  # its sums are about those moments
-    for case in (once, both):
-        yield dataclasses.replace(case, hot=case.nbytes() < _HOT)
+    both = case_of(f"{kind}, gradient", g, dtype, x, *parameters, x, hot=True)
+    yield dataclasses.replace(both, together=True)  # its sums are about those moments
 
 
 _CHANNELS = 3, 8, 16, 24, 32, 64, 96, 128, 256, 512, 1024

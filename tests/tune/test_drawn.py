@@ -5,30 +5,13 @@ import numpy as np
 import pytest
 
 import jax_layout as jl
-from jax_layout.tune import (
-    attention_cases,
-    convolution_cases,
-    norm_cases,
-    permute_cases,
-    pooling_cases,
-    product_cases,
-    row_cases,
-)
+from jax_layout.tune import norm_cases, row_cases
 from jax_layout.tune.case import Case
+from jax_layout.tune.cases import DRAWN
 from jax_layout.tune.draw import Draw
 from jax_layout.tune.measure import Timing, measure, program_of
 
 SHORT = Timing(seconds=0.0, rounds=1, sample=0.0)
-DRAWN = [
-    product_cases.drawn,
-    convolution_cases.drawn,
-    convolution_cases.drawn_in_loops,
-    pooling_cases.drawn,
-    attention_cases.drawn,
-    norm_cases.drawn,
-    permute_cases.drawn,
-    row_cases.drawn,
-]
 
 
 def test_what_is_drawn_is_the_same_everywhere():
@@ -37,7 +20,7 @@ def test_what_is_drawn_is_the_same_everywhere():
     extents = [draw.extent() for _ in range(1000)]
     assert min(extents) < 8 and max(extents) <= 4096
     assert sum(extent % 8 > 0 for extent in extents) > 100
-    for drawn in DRAWN:
+    for drawn in DRAWN.values():
         names = [{c.name for c in drawn(False, i, 50)} for i in (0, 0, 1)]
         assert names[0] == names[1] and len(names[0] & names[2]) < 5
         assert not [*drawn(True)]
