@@ -5,54 +5,19 @@
 #include <vector>
 
 #pragma GCC target("avx2")
-#include "cpu/permute/kernels.h"
+#include "cpu/permute/bytes16.h"
+#include "cpu/permute/ymm.h"
 
 namespace jax_layout {
 namespace {
 
-struct Avx2 {
-  using Reg = __m256i;
-  static constexpr int kBytes = 32;
+struct Avx2 : Ymm {
+  using Half = Bytes16;
   static constexpr bool kMasks = false;
 
-  static JAX_LAYOUT_INLINE Reg Load(const char* p) {
-    return _mm256_loadu_si256(reinterpret_cast<const Reg*>(p));
-  }
-  static JAX_LAYOUT_INLINE void Store(char* p, Reg v) {
-    _mm256_storeu_si256(reinterpret_cast<Reg*>(p), v);
-  }
-  static JAX_LAYOUT_INLINE void Stream(char* p, Reg v) {
-    _mm256_stream_si256(reinterpret_cast<Reg*>(p), v);
-  }
   static JAX_LAYOUT_INLINE void CopyPart(char* y, const char* x,
                                          int64_t bytes) {
     CopyShort(y, x, bytes);
-  }
-  template <int W>
-  static JAX_LAYOUT_INLINE Reg Low(Reg a, Reg b) {
-    if constexpr (W == 1) return _mm256_unpacklo_epi8(a, b);
-    if constexpr (W == 2) return _mm256_unpacklo_epi16(a, b);
-    if constexpr (W == 4) return _mm256_unpacklo_epi32(a, b);
-    if constexpr (W == 8) return _mm256_unpacklo_epi64(a, b);
-  }
-  template <int W>
-  static JAX_LAYOUT_INLINE Reg High(Reg a, Reg b) {
-    if constexpr (W == 1) return _mm256_unpackhi_epi8(a, b);
-    if constexpr (W == 2) return _mm256_unpackhi_epi16(a, b);
-    if constexpr (W == 4) return _mm256_unpackhi_epi32(a, b);
-    if constexpr (W == 8) return _mm256_unpackhi_epi64(a, b);
-  }
-  static JAX_LAYOUT_INLINE Reg LoadLanes(const char* x, const int64_t* at,
-                                         int step) {
-    const auto* low = reinterpret_cast<const __m128i*>(x + at[0]);
-    const auto* high = reinterpret_cast<const __m128i*>(x + at[step]);
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(low)),
-                                   _mm_loadu_si128(high), 1);
-  }
-  static JAX_LAYOUT_INLINE void TransposeLanes(Reg* r) {
-    const Reg low = _mm256_permute2x128_si256(r[0], r[1], 0x20);
-    r[1] = _mm256_permute2x128_si256(r[0], r[1], 0x31);
-    r[0] = low;
   }
 };
 

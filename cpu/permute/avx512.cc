@@ -10,12 +10,33 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,bmi2")
 #include "cpu/permute/kernels.h"
+#include "cpu/permute/ymm.h"
 
 namespace jax_layout {
 namespace {
 
+struct MaskedYmm : Ymm {
+  static constexpr bool kMasks = true;
+
+  static JAX_LAYOUT_INLINE Reg Zero() { return _mm256_setzero_si256(); }
+  static JAX_LAYOUT_INLINE __mmask32 First(int64_t bytes) {
+    return _bzhi_u32(~0u, static_cast<unsigned>(bytes));
+  }
+  static JAX_LAYOUT_INLINE Reg LoadPart(const char* p, int64_t bytes) {
+    return _mm256_maskz_loadu_epi8(First(bytes), p);
+  }
+  static JAX_LAYOUT_INLINE void StorePart(char* p, Reg v, int64_t bytes) {
+    _mm256_mask_storeu_epi8(p, First(bytes), v);
+  }
+  static JAX_LAYOUT_INLINE void CopyPart(char* y, const char* x,
+                                         int64_t bytes) {
+    CopyShort(y, x, bytes);
+  }
+};
+
 struct Avx512 {
   using Reg = __m512i;
+  using Half = MaskedYmm;
   static constexpr int kBytes = 64;
   static constexpr bool kMasks = true;
 

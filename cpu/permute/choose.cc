@@ -23,6 +23,12 @@ constexpr int64_t kStagedBytes = 128 << 10;
 constexpr int64_t kLeastCrowdedBytes = 512;
 constexpr int64_t kCrowdedColumnBytes = 1024;
 constexpr int64_t kCrowdedBytes = 32 << 10;
+// Chunks on the shorter side of a block, and these times their bytes, from
+// which a masked tile is faster than a program; of blocks of single bytes,
+// larger ones than these alone, as to begin a block takes time, too.
+constexpr int64_t kLeastTiled = 4;
+constexpr int64_t kLeastTiledWindows = 64;
+constexpr int64_t kSmallBlockBytes = 384;
 // Of a block of chunks that are copied one by one.
 constexpr int64_t kCopiedColumnBytes = 4096;
 constexpr int64_t kCopiedRowBytes = 4096;
@@ -256,11 +262,28 @@ class Chooser {
     }
   }
 
-  bool ChooseShuffle() {
+  // Of a program there are as many windows in a vector as vectors in a small
+  // block; a tile has the fewer rows the larger chunks are.
+  bool IsSmall(int64_t block) const {
+    return block * block <= kSmallBlockBytes * kSmallBlockBytes / plan_.chunk;
+  }
+
+  // Whether a program beats tiles that would be partly empty: of the program, a
+  // vector takes as many windows as the shorter side has chunks.
+  bool IsShuffled() const {
     const int64_t column = rows_.count * plan_.chunk;
     const int64_t row = cols_.count * plan_.chunk;
-    const int64_t enough = functions_.shuffle_bytes / 2;
-    if (column >= enough && row >= enough) return false;
+    if (!IsTile()) return std::min(column, row) < functions_.shuffle_bytes / 2;
+    // Without masks, what is less than a tile moves chunk by chunk.
+    if (functions_.vector_bytes < 64) return column <= 8 || row < 16;
+    const int64_t least = std::min(rows_.count, cols_.count);
+    return least < kLeastTiled ||
+           least * std::min(column, row) < kLeastTiledWindows ||
+           IsSmall(rows_.count * row);
+  }
+
+  bool ChooseShuffle() {
+    if (!IsShuffled()) return false;
     std::vector<int64_t> take;
     int split = -1;
     if (!ShuffleExtents(plan_, rows_.order, cols_.order,

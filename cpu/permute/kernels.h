@@ -16,6 +16,7 @@
 //   CopyPart            fewer than 64 bytes
 //   kMasks              whether LoadPart and StorePart are cheap; if not,
 //                       blocks smaller than a tile move element by element
+//   Half                if there is one, a vector for blocks of half a tile
 #include <cstdint>
 #include <cstring>
 
@@ -258,6 +259,15 @@ JAX_LAYOUT_INLINE void ForEachTile(const PermuteBlock& b, const Fn& tile) {
   }
 }
 
+// Whether there is a smaller vector, of four chunks or more.
+template <class V, int W>
+constexpr bool HasHalf() {
+  if constexpr (requires { typename V::Half; }) {
+    return W * 4 <= V::Half::kBytes;
+  }
+  return false;
+}
+
 template <class V, int W>
 void TransposeBlock(const PermuteBlock& b) {
   constexpr int kTile = V::kBytes / W;
@@ -282,6 +292,14 @@ void TransposeBlock(const PermuteBlock& b) {
           }
         });
   };
+  if constexpr (HasHalf<V, W>()) {
+    // Less than half a tile would be used, or none could be.
+    const int64_t least = b.rows < b.cols ? b.rows : b.cols;
+    const bool narrow = b.rows >= kTile && b.cols >= kNarrow;
+    if (!narrow && least <= (V::kMasks ? kTile / 2 : kTile - 1)) {
+      return TransposeBlock<typename V::Half, W>(b);
+    }
+  }
   if (b.rows >= kTile && b.cols >= kTile) {
     tiles(Count<kTile>{},
           [](auto... args) JAX_LAYOUT_LAMBDA { Tile<V, W>(args...); });
