@@ -44,7 +44,7 @@ _NEIGHBOURS, _POWER = 16, 3
 # deviation, which had a tenth more of the gain.
 _DEVIATION, _DISTANCE, _FAR = 0.75, 0.03, 3.0
 # More doublings of sizes away from all of its points, a quick table says nothing; and
-# none does of a call in a loop, where XLA may be many times slower.
+# none does of a larger call in a loop, where XLA may be many times slower.
 _QUICK_REACH, _LOOP_REACH = 2.0, 4.0
 _IN_A_LOOP = " in a loop"
 # The best of several methods owes part of its ratio to chance: what is ours is to gain
@@ -124,7 +124,10 @@ class Table:
         nearest = np.argsort(distance, kind="stable")[:_NEIGHBOURS]
         if distance[nearest[0]] == 0:
             return float(math.exp(logs[nearest[0]]))
-        reach = _LOOP_REACH if work.case.endswith(_IN_A_LOOP) else math.inf
+        reach = math.inf
+        if work.case.endswith(_IN_A_LOOP):
+            is_larger = math.prod(work.sizes) > 2 ** places[nearest[0]].sum()
+            reach = _LOOP_REACH if is_larger else math.inf
         if distance[nearest[0]] > (_QUICK_REACH if self.quick else reach):
             return None
         weights = distance[nearest] ** -_POWER

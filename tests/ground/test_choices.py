@@ -183,14 +183,14 @@ def test_a_convolution_in_a_loop_is_ours_whatever_the_table_says(tmp_path):
         assert "jax_layout_conv" in compiled(loop, x, w)
 
 
-def test_in_a_loop_a_table_says_nothing_of_what_is_far_from_its_points(tmp_path):
+def test_in_a_loop_a_table_says_nothing_of_what_is_far_larger_than_its_points(tmp_path):
     loops = {"segment_extreme float32 in a loop": [[[1, 8, 64, 4], {"ours": 0.2}]]}
     jl.use_choices(write(tmp_path / "table.json", cases=loops))
     chosen = {}
-    for rows in (64, 128, 1 << 20):
+    for rows in (1, 64, 128, 1 << 20):
         work = Work("segment_extreme float32", (1, 8, rows, 4)).in_a_loop()
         chosen[rows] = choices.choose(work, passes=0)
-    assert chosen == {64: None, 128: None, 1 << 20: "ours"}
+    assert chosen == {1: None, 64: None, 128: None, 1 << 20: "ours"}
 
 
 def test_what_is_asked_can_be_collected():
