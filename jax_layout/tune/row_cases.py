@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -161,8 +162,23 @@ _DRAWN = 400
 
 def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
     """Rows selected, the gradient of that, rows added, or those of segments."""
-    draw = Draw(seed)
-    while count and not quick:
+    if not quick:
+        for _, case in itertools.islice(_drawn(Draw(seed)), count):
+            yield case
+
+
+def drawn_in_loops(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
+    """What is short of those that are added in 16 bits, in a loop."""
+    if not quick:
+        for kind, case in itertools.islice(_drawn(Draw(seed)), count):
+            if kind != "select" and case.unrolled and case.is_short():
+                name = f"{case.name}, looped"
+                yield dataclasses.replace(case, name=name, unrolled=False)
+
+
+def _drawn(draw: Draw) -> Iterator[tuple[str | Function, Case]]:
+    """Each with what it does: one of `_KINDS`, or what segments are reduced by."""
+    while True:
         kind = draw.of(*_KINDS[:3], jl.segment_sum, jl.segment_max)
         dtype = draw.of(*3 * ["float32"], *2 * ["bfloat16"], "float16", "float64")
         slices, row = draw.of((), (), (draw.below(64),)), (draw.below(4096),)
@@ -173,17 +189,7 @@ def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
         x, rows = (*slices, extent, *row), (*slices, picked, *row)
         if not is_drawn(dtype, math.prod(rows), x, rows):
             continue
-        count -= 1
         if segmented:
-            yield _segment("drawn ", kind, dtype, rows, extent)
+            yield kind, _segment("drawn ", kind, dtype, rows, extent)
         else:
-            yield _picked("drawn ", kind, dtype, x, len(slices), picked)
-
-
-def drawn_in_loops(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
-    """What is short of those that are added in 16 bits, in a loop."""
-    for case in drawn(quick, seed, count):
-        selected = case.name.startswith("drawn select")
-        if case.unrolled and case.is_short() and not selected:
-            name = f"{case.name}, looped"
-            yield dataclasses.replace(case, name=name, unrolled=False)
+            yield kind, _picked("drawn ", kind, dtype, x, len(slices), picked)
