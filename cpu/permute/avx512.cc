@@ -28,10 +28,6 @@ struct MaskedYmm : Ymm {
   static JAX_LAYOUT_INLINE void StorePart(char* p, Reg v, int64_t bytes) {
     _mm256_mask_storeu_epi8(p, First(bytes), v);
   }
-  static JAX_LAYOUT_INLINE void CopyPart(char* y, const char* x,
-                                         int64_t bytes) {
-    CopyShort(y, x, bytes);
-  }
 };
 
 struct Avx512 {

@@ -268,8 +268,9 @@ constexpr bool HasHalf() {
   return false;
 }
 
+// To y, or to the stage if there is one.
 template <class V, int W>
-void TransposeBlock(const PermuteBlock& b) {
+void Transpose(const PermuteBlock& b) {
   constexpr int kTile = V::kBytes / W;
   constexpr int kNarrow = 16 / W;
   char* y = b.stage ? b.stage : b.y;
@@ -297,7 +298,7 @@ void TransposeBlock(const PermuteBlock& b) {
     const int64_t least = b.rows < b.cols ? b.rows : b.cols;
     const bool narrow = b.rows >= kTile && b.cols >= kNarrow;
     if (!narrow && least <= (V::kMasks ? kTile / 2 : kTile - 1)) {
-      return TransposeBlock<typename V::Half, W>(b);
+      return Transpose<typename V::Half, W>(b);
     }
   }
   if (b.rows >= kTile && b.cols >= kTile) {
@@ -322,6 +323,11 @@ void TransposeBlock(const PermuteBlock& b) {
       }
     }
   }
+}
+
+template <class V, int W>
+void TransposeBlock(const PermuteBlock& b) {
+  Transpose<V, W>(b);
   if (b.stage) DrainStage<V>(b);
 }
 
