@@ -293,20 +293,16 @@ void Transpose(const PermuteBlock& b) {
           }
         });
   };
-  if constexpr (HasHalf<V, W>()) {
-    // Less than half a tile would be used, or none could be.
-    const int64_t least = b.rows < b.cols ? b.rows : b.cols;
-    const bool narrow = b.rows >= kTile && b.cols >= kNarrow;
-    if (!narrow && least <= (V::kMasks ? kTile / 2 : kTile - 1)) {
-      return Transpose<typename V::Half, W>(b);
-    }
-  }
   if (b.rows >= kTile && b.cols >= kTile) {
     tiles(Count<kTile>{},
           [](auto... args) JAX_LAYOUT_LAMBDA { Tile<V, W>(args...); });
   } else if (b.rows >= kTile && b.cols >= kNarrow) {
     tiles(Count<kNarrow>{},
           [](auto... args) JAX_LAYOUT_LAMBDA { NarrowTile<V, W>(args...); });
+  } else if (HasHalf<V, W>() &&
+             (!V::kMasks || b.rows <= kTile / 2 || b.cols <= kTile / 2)) {
+    // Less than half a tile would be used, or none could be.
+    if constexpr (HasHalf<V, W>()) Transpose<typename V::Half, W>(b);
   } else if constexpr (V::kMasks) {
     PartVectors<V, W> part;
     ForEachTile<W, kTile, kTile>(b, [&](int64_t i,
