@@ -11,6 +11,8 @@
 
 namespace jax_layout {
 
+constexpr bool kSharesMemory = true;  // a handler reads what operands hold
+
 struct ExecutorContext {
   using Tag = ::xla::ffi::ThreadPool;
   using Type = ::xla::ffi::ThreadPool;

@@ -10,6 +10,8 @@
 
 namespace jax_layout {
 
+constexpr bool kSharesMemory = false;  // with the host, where handlers run
+
 struct ExecutorContext {
   using Tag = ::xla::ffi::PlatformStream<cudaStream_t>;
   using Type = cudaStream_t;

@@ -30,6 +30,7 @@ from jax.interpreters import mlir
 
 _nowhere: Mapping[str, int] = types.MappingProxyType({})
 _inside: ContextVar[Mapping[str, int]] = ContextVar("inside", default=_nowhere)
+_constants: ContextVar[int] = ContextVar("constants", default=0)
 ShardingTypeError = core.ShardingTypeError
 apply_primitive = dispatch.apply_primitive
 
@@ -75,8 +76,14 @@ def _wrap_rules(primitive: Primitive, wrap: Callable[[Any], Any]) -> None:
             rules[primitive] = dataclasses.replace(entry, rule=wrap(entry.rule))
 
 
-def mark_loops() -> None:
-    """Has `inside` know when the bodies of loops, and branches, are lowered."""
+def mark_loops(sees_slices: Callable[[Primitive], bool]) -> None:
+    """Has `inside` know when the bodies of loops, and branches, are lowered.
+
+    Args:
+      sees_slices: whether a primitive, not jax's, wants to know of an operand that a
+        scan slices it. Scans with one in their bodies, and those with a primitive whose
+        rule is wrapped now, are lowered without a function for the body.
+    """
 
     def marked(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
         def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -86,16 +93,39 @@ def mark_loops() -> None:
                 places[name] = sum(sizes[: sum(scan_arity(params))])
             else:
                 places[name] = places.pop("scan", sum(sizes))
-            token = _inside.set(places)
+            token, before = _inside.set(places), _constants.get()
+            if name == "while":
+                _constants.set(params["cond_nconsts"] + params["body_nconsts"])
             try:
                 return rule(ctx, *operands, **params)
             finally:
                 _inside.reset(token)
+                _constants.set(before)
 
         return lower
 
     for primitive in (primitives.scan_p, primitives.while_p, primitives.cond_p):
         _wrap_rules(primitive, functools.partial(marked, primitive.name))
+
+    def opened(rule: Callable[..., Any]) -> Callable[..., Any]:
+        def lower(ctx: Any, *operands: Any, call_jaxpr: Any, **params: Any) -> Any:
+            place = mlir.ir.InsertionPoint.current.block.owner
+            wanted = (sees_slices(e.primitive) or _is_wrapped_now(e.primitive)
+                      for e in call_jaxpr.eqns)  # fmt: skip
+            if place.operation.name == "stablehlo.while" and any(wanted):
+                return mlir.lower_fun(core.jaxpr_as_fun(call_jaxpr))(ctx, *operands)
+            return rule(ctx, *operands, call_jaxpr=call_jaxpr, **params)
+
+        return lower
+
+    for name in ("eval_jaxpr_p", "closed_call_p"):  # the latter before jax 0.11
+        if hasattr(core, name):
+            _wrap_rules(getattr(core, name), opened)
+
+
+def _is_wrapped_now(primitive: Primitive) -> bool:
+    known = lowerings._uncacheable_primitives
+    return isinstance(known, _Uncacheable) and known.is_wrapped_now(primitive)
 
 
 def inside() -> Mapping[str, int]:
@@ -104,6 +134,11 @@ def inside() -> Mapping[str, int]:
     With each, how many bytes it is given, those that a scan slices left aside.
     """
     return {name: size for name, size in _inside.get().items() if name != "scan"}
+
+
+def loop_constants() -> int:
+    """How many arguments of the innermost loop, the first, stay what they are."""
+    return _constants.get()
 
 
 def _nbytes(aval: Any) -> int:
@@ -121,9 +156,10 @@ class _Uncacheable(set[Primitive]):
         self.sometimes: dict[Primitive, Callable[[], bool]] = {}
 
     def __contains__(self, primitive: object) -> bool:
-        if super().__contains__(primitive):
-            return True
-        now = self.sometimes.get(primitive)  # type: ignore[call-overload]
+        return super().__contains__(primitive) or self.is_wrapped_now(primitive)
+
+    def is_wrapped_now(self, primitive: Any) -> bool:
+        now = self.sometimes.get(primitive)
         return now is not None and now()
 
 

@@ -29,12 +29,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_layout import _backends, _compat, choices, producers
 from jax_layout.plain import jnp, lax
+from jax_layout.stacks import Parts
 
 _PLATFORMS = ("cpu", "cuda")
 _GPUS = ("cuda", "rocm")
 _NO_MESH = jax.sharding.AbstractMesh((), ())
-
-_compat.mark_loops()  # for Kernel.ours_in_loops
 
 # An operation's source line is the user's, not one of ours.
 source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
@@ -69,6 +68,8 @@ class Kernel:
       gain: how many times as fast as plain `lax` the tables must have it.
       methods: those that can run it, what is tried first in front; the one that is
         chosen is the attribute "method". Left out, there is but one.
+      parts: the operands that it reads where they lie if they are blocks of an array.
+        Not together with `operand_layouts`.
     """
 
     attributes: Mapping[str, Any]
@@ -85,6 +86,7 @@ class Kernel:
     ours_in_loops: bool = False
     gain: float = choices.GAIN
     methods: Sequence[str] = choices.OURS
+    parts: Parts | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +119,8 @@ class Op:
       platforms: jax's names of the platforms that `kernel` is asked for.
       dtypes: names of the dtypes of the first result that kernels can make; others
         run the `lax` function. Left out, it can be any.
-      layouts: whether kernels declare layouts or choose by them. They then read
-        arrays through transposes, and must not read the shape of a buffer.
+      layouts: whether kernels declare layouts, choose by them or read parts of arrays.
+        They then read through transposes, and must not read the shape of a buffer.
       lax_on_gpu: `lax` in the form that XLA compiles best for GPUs, where that is
         another.
     """
@@ -141,6 +143,9 @@ class Op:
 _RULES = ("kernel", "jvp", "transpose", "batch", "sharding", "in_parts")
 
 _operators: dict[str, Op] = {}
+
+# For Kernel.ours_in_loops and Kernel.parts.
+_compat.mark_loops(lambda p: p.name in _operators and _operators[p.name].layouts)
 
 
 def operators() -> Mapping[str, Op]:
@@ -375,7 +380,7 @@ def _lower(
         return fallback(ctx, *operands, **params)
     spread = _compat.partitioning(ctx)
     if spread == "none":
-        chosen = by_choice(_ordered(kernel, ctx, operands))
+        chosen = by_choice(_placed(kernel, ctx, operands))
         if chosen is None:
             with choices.forced("lax"):  # the operators that it is made of, too
                 return fallback(ctx, *operands, **params)
@@ -431,13 +436,16 @@ def chosen_kernel(
     if _compat.partitioning(ctx) != "none":
         return None
     kernel = _kernel(op, platform, ctx, params)
-    return kernel and by_choice(_ordered(kernel, ctx, operands), passes)
+    return kernel and by_choice(_placed(kernel, ctx, operands), passes)
 
 
-def _ordered(
+def _placed(
     kernel: Kernel, ctx: mlir.LoweringRuleContext, operands: Sequence[Any]
 ) -> Kernel:
-    """The kernel for the order that the operands come in."""
+    """The kernel for the order that operands come in, or for a block of an array."""
+    if kernel.parts is not None:
+        gain = kernel.parts.gain_of(ctx, operands) or kernel.gain
+        return dataclasses.replace(kernel, gain=gain)
     if kernel.in_order is None or not _compat.is_whole_program(ctx):
         return kernel
     asked = range(len(operands)) if kernel.ordered_by is None else kernel.ordered_by
@@ -479,6 +487,10 @@ def custom_call(
         avals: Any = zip(operands, ctx.avals_in, strict=True)
         avals = [jax.core.ShapedArray(v.type.shape, aval.dtype) for v, aval in avals]
         ctx = ctx.replace(avals_in=avals)
+    attributes = dict(kernel.attributes)
+    if kernel.parts is not None:
+        ctx, operands, found = kernel.parts.read(ctx, operands)
+        attributes |= found
     if kernel.workspace:
         if result_layouts is not None:
             result_layouts = [*result_layouts, (0,)]
@@ -490,7 +502,7 @@ def custom_call(
         operand_layouts=_fastest_first(operand_layouts),
         result_layouts=_fastest_first(result_layouts),
     )
-    return lowering(ctx, *operands, **kernel.attributes)[:results]
+    return lowering(ctx, *operands, **attributes)[:results]
 
 
 def _fastest_first(

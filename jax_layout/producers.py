@@ -76,6 +76,12 @@ def permuted(value: Any) -> list[int] | None:
     return None
 
 
+def called(call: Any, table: Any) -> Any:
+    """The function that a `func.call` calls, None if the table does not have it."""
+    name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+    return table[name].operation if name in table else None
+
+
 def calls(operation: Any, target: str) -> bool:
     """Whether an operation is a custom call of this target."""
     if operation.name != "stablehlo.custom_call":
@@ -231,7 +237,7 @@ def order_of(values: Sequence[Any]) -> tuple[int, ...] | None:
     while pending:
         value = pending.pop()
         if isinstance(value.owner, ir.Block):
-            found.add(() if _row_major_argument(value) else None)
+            found.add(() if is_row_major_argument(value) else None)
             continue
         operation = value.owner.operation
         if operation in visited:
@@ -263,16 +269,28 @@ def _is_public(function: Any) -> bool:
     return ir.StringAttr(function.attributes["sym_visibility"]).value == "public"
 
 
-def _row_major_argument(argument: Any) -> bool:
-    function = argument.owner.owner.operation
-    if not _is_public(function):
+def is_row_major_argument(argument: Any) -> bool:
+    """Whether it is one of the program's, which has it row-major."""
+    if not _is_public(argument.owner.owner.operation):
         return False
-    if "arg_attrs" not in function.attributes:
-        return True
-    attributes = ir.DictAttr(function.attributes["arg_attrs"][argument.arg_number])
+    attributes = _attributes(argument)
     if "mhlo.layout_mode" not in attributes:
         return True
     return ir.StringAttr(attributes["mhlo.layout_mode"]).value == "default"
+
+
+def is_donated(argument: Any) -> bool:
+    """Whether an argument's memory may become a result's."""
+    attributes = _attributes(argument)
+    return "tf.aliasing_output" in attributes or "jax.buffer_donor" in attributes
+
+
+def _attributes(argument: Any) -> Any:
+    """Those of a function's argument."""
+    function = argument.owner.owner.operation
+    if "arg_attrs" not in function.attributes:
+        return {}
+    return ir.DictAttr(function.attributes["arg_attrs"][argument.arg_number])
 
 
 def _order_of_result(call: Any, value: Any) -> tuple[int, ...] | None:

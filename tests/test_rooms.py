@@ -15,6 +15,7 @@ PACKAGE = ROOT / "jax_layout"
 FLOORS = (
     {"_compat", "_backends", "plain", "producers", "arguments"},
     {"choices", "memory"},
+    {"stacks"},
     {"op"},
     {"permute"},
     {"products", "formats", "rows"},

@@ -9,6 +9,7 @@
 //             aux, the size of y                     derivative != "none"
 //             float32 scales of a, b                 scales >= 2
 //             float32 scale of y                     scales == 3
+//             number of a block, int32 or int64      a_part, then b_part
 //   results   y, then
 //             aux, the size of y                     aux
 //             sums, [m]                              sums
@@ -25,6 +26,10 @@
 //   bias, aux, sums, workspace, tf32  bool
 //   scales        int64, 0, 2 or 3
 //   method        string, which of the backend's is preferred, "" for any
+//   a_part, b_part  bool, on CPUs: the operand is an array of such matrices, of
+//                which the number says which is meant; one out of range is the
+//                nearest
+#include <algorithm>
 #include <memory>
 
 #include "core/gemm/problem.h"
@@ -39,7 +44,7 @@ struct GemmState {
   static constexpr char kName[] = "jax_layout_gemm";
   static ffi::TypeId id;
   GemmProblem problem;
-  bool workspace = false;
+  bool workspace = false, a_part = false, b_part = false;
   int64_t a_count = 1, b_count = 1, y_count = 1;
   GemmKernel kernel;
 };
@@ -62,7 +67,8 @@ ffi::ErrorOr<std::unique_ptr<GemmState>> Instantiate(
     std::string_view result_type, ffi::Span<const double> alpha,
     ffi::Span<const double> beta, std::string_view activation,
     std::string_view derivative, bool bias, bool aux, bool sums, bool workspace,
-    bool tf32, int64_t scales, std::string_view method) {
+    bool tf32, int64_t scales, std::string_view method, bool a_part,
+    bool b_part) {
   auto state = std::make_unique<GemmState>();
   GemmProblem& problem = state->problem;
   const std::span<const int64_t> a(a_shape.begin(), a_shape.size());
@@ -84,7 +90,13 @@ ffi::ErrorOr<std::unique_ptr<GemmState>> Instantiate(
                                    method},
                                   &problem);
   if (!status.ok()) return ffi::Unexpected(ToError(status));
+  if ((a_part || b_part) && !kSharesMemory) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument(
+        "gemm: parts of arrays are read on CPUs alone."));
+  }
   state->workspace = workspace;
+  state->a_part = a_part;
+  state->b_part = b_part;
   state->a_count = Count(a);
   state->b_count = Count(b);
   state->y_count = problem.plan.m * problem.plan.n * problem.plan.Steps();
@@ -99,12 +111,17 @@ class Taker {
  public:
   Taker(const char* what, Buffers buffers) : what_(what), buffers_(buffers) {}
 
-  void* Take(const char* name, int64_t count, DType type) {
+  void* Take(const char* name, int64_t count, DType type,
+             int64_t* blocks = nullptr) {
     ffi::AnyBuffer buffer = Next();
     if (!status_.ok()) return nullptr;
     const ffi::DataType wanted = kFfiTypes[static_cast<int>(type)];
-    if (static_cast<int64_t>(buffer.element_count()) != count ||
-        buffer.element_type() != wanted) {
+    const auto elements = static_cast<int64_t>(buffer.element_count());
+    const bool is_part = blocks != nullptr && count > 0;
+    if (is_part) *blocks = elements / count;
+    const bool fits =
+        is_part ? elements > 0 && elements % count == 0 : elements == count;
+    if (!fits || buffer.element_type() != wanted) {
       status_ = Status::Error(
           std::string("gemm: ") + what_ + " " + name + " must have " +
           std::to_string(count) + " elements of " +
@@ -121,6 +138,23 @@ class Taker {
     if (!status_.ok()) return nullptr;
     *bytes = static_cast<int64_t>(buffer.size_bytes());
     return buffer.untyped_data();
+  }
+
+  // The number of a block, of which there are `blocks`.
+  int64_t TakeNumber(int64_t blocks) {
+    ffi::AnyBuffer buffer = Next();
+    if (!status_.ok()) return 0;
+    const ffi::DataType type = buffer.element_type();
+    if (buffer.element_count() != 1 || (type != ffi::S32 && type != ffi::S64)) {
+      status_ = Status::Error(
+          "gemm: the number of a block must be one int32 or int64.");
+      return 0;
+    }
+    const void* data = buffer.untyped_data();
+    const int64_t number = type == ffi::S32
+                               ? *static_cast<const int32_t*>(data)
+                               : *static_cast<const int64_t*>(data);
+    return std::clamp<int64_t>(number, 0, blocks - 1);
   }
 
   // Whether all was there, and nothing else.
@@ -167,9 +201,11 @@ ffi::Error Execute(GemmState* state, ExecutorContext::Type context,
   DType a_type = problem.operands;
   DType b_type = problem.b_type.value_or(a_type);
   if (problem.plan.swapped) std::swap(a_type, b_type);
-  buffers.a = operands.Take("a", state->a_count, a_type);
-  buffers.b = operands.Take("b", state->b_count, b_type);
-  if (problem.plan.swapped) std::swap(buffers.a, buffers.b);
+  int64_t a_blocks = 1, b_blocks = 1;
+  buffers.a = operands.Take("a", state->a_count, a_type,
+                            state->a_part ? &a_blocks : nullptr);
+  buffers.b = operands.Take("b", state->b_count, b_type,
+                            state->b_part ? &b_blocks : nullptr);
   buffers.y = results.Take("y", state->y_count, problem.result);
   if (problem.beta != 0.) {
     const void* addend =
@@ -192,6 +228,17 @@ ffi::Error Execute(GemmState* state, ExecutorContext::Type context,
   if (problem.scales == 3) {
     buffers.scale_y = operands.Take("scale_result", 1, DType::kF32);
   }
+  // Where an operand begins, one of the blocks of what was given.
+  const auto part = [&](const void* data, int64_t count, DType type,
+                        int64_t blocks) {
+    const int64_t offset = operands.TakeNumber(blocks) * count * ItemSize(type);
+    return static_cast<const char*>(data) + offset;
+  };
+  if (state->a_part)
+    buffers.a = part(buffers.a, state->a_count, a_type, a_blocks);
+  if (state->b_part)
+    buffers.b = part(buffers.b, state->b_count, b_type, b_blocks);
+  if (problem.plan.swapped) std::swap(buffers.a, buffers.b);
   if (problem.aux) {
     buffers.aux = results.Take("aux", state->y_count, problem.result);
   }
@@ -225,7 +272,9 @@ XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
                            .Attr<bool>("workspace")
                            .Attr<bool>("tf32")
                            .Attr<int64_t>("scales")
-                           .Attr<std::string_view>("method"));
+                           .Attr<std::string_view>("method")
+                           .Attr<bool>("a_part")
+                           .Attr<bool>("b_part"));
 
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                        ffi::Ffi::Bind()

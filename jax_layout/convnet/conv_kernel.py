@@ -162,6 +162,7 @@ def _product(
     return dataclasses.replace(
         found,
         work=None,
+        parts=None,
         operand_layouts=[memory[left], memory[right]] + [(0,)] * bias,
         result_layouts=[memory[result]],
     )

@@ -389,10 +389,17 @@ def traffic(module: Module, computation: str, instruction: Instruction) -> int:
         written //= 2  # the tuple holds the operand too
     if instruction.opcode in _SLICES:
         return 2 * written
-    operands = [names[o] for o in dict.fromkeys(instruction.operands) if o in names]
+    operands = {o: names[o].shapes for o in instruction.operands if o in names}
+    read = {o: sum(s.bytes for s in shapes) for o, shapes in operands.items()}
     if instruction.opcode == "dynamic-update-slice":
-        return 2 * sum(s.bytes for s in operands[1].shapes)
-    return written + sum(s.bytes for o in operands for s in o.shapes)
+        return 2 * list(read.values())[1]
+    if instruction.attribute("custom_call_target") == "jax_layout_gemm":
+        c = instruction.config
+        for name, o in zip("ab", instruction.operands, strict=False):
+            if c.get(f"{name}_part") and o in read:  # a matrix of a stack
+                whole = math.prod(operands[o][0].dims)
+                read[o] = read[o] * math.prod(c[f"{name}_shape"]) // whole
+    return written + sum(read.values())
 
 
 def _fusion_traffic(

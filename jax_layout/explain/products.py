@@ -28,6 +28,8 @@ _TARGETS = {
 }
 LOOPS = "XLA's plain loops"
 EIGEN = "Eigen convolution"
+# Attributes of a call that what runs it does not depend on.
+_OF_THE_CALL = ("workspace", "a_part", "b_part")
 
 
 class Core(NamedTuple):
@@ -150,6 +152,8 @@ def _our_gemm(i: Instruction, platform: str) -> tuple[str, str]:
     loops = f", {' x '.join(map(str, plan.loops))} steps" if plan.loops else ""
     fused = f", fused {', '.join(epilogue)}" if epilogue else ""
     detail = f"{c['spec']} {c['operand_type']}, {plan.m} x {plan.n} x {plan.k}"
+    if stacked := [name for name in "ab" if c.get(f"{name}_part")]:
+        detail += f", {' and '.join(stacked)} in a stack"
     library = _library("gemm_methods", c, platform)
     return f"jax_layout {plan.form}{library}", f"{detail}{loops}{fused}"
 
@@ -178,7 +182,8 @@ def _library(question: str, config: Mapping[str, Any], platform: str) -> str:
     ask = getattr(_backends.module(platform), question, None)
     if ask is None:
         return ""
-    answer = ask(**{k: v for k, v in config.items() if k != "workspace"})
+    asked = {k: v for k, v in config.items() if k not in _OF_THE_CALL}
+    answer = ask(**asked)
     if isinstance(answer, dict):
         answer = answer.get("implementation", "")
     elif isinstance(answer, list):

@@ -24,6 +24,7 @@ from jax_layout.install.rules import Context, Program, array, method, stays_in_c
 from jax_layout.optimize.products import attends, letters_of
 from jax_layout.plain import jnp
 from jax_layout.products.gemm import GEMM_DTYPES
+from jax_layout.stacks import part_of
 
 ir = mlir.ir
 
@@ -77,14 +78,17 @@ def dot_general(
     # XLA fuses products without a sum, and sums of vectors, with what is around.
     if 1 in (summed, alone) and not choices.are_all_ours():
         return None
-    if stays_in_cache(ctx) or _fuses(program, ctx, lhs, rhs):
+    left, right = _read(lhs, a, x), _read(rhs, b, w)
+    stays = stays_in_cache(ctx) and not any(
+        _is_streamed(ctx, *one) for one in (left, right)
+    )
+    if stays or _fuses(program, ctx, lhs, rhs):
         return None
     # Of a matrix that XLA computes for a vector's sake, it writes nothing.
     free = [math.prod(sizes[i] for i in term if i in y and i not in other)
             for term, other in ((x, w), (w, x))]  # fmt: skip
     matrix = lhs if free[1] == 1 else rhs if free[0] == 1 else None
     passes = 2 if matrix is not None and producers.is_computed(matrix) else 1
-    left, right = _read(lhs, a, x), _read(rhs, b, w)
     given = [(left, right)]
     narrow = [_narrowed(*side) for side in (left, right)]
     if None not in narrow and _compat.is_default_precision(precision):
@@ -142,6 +146,17 @@ def _read(value: Any, aval: Any, term: str) -> tuple[Any, Any, str]:
     return value, array(shape, aval.dtype), term
 
 
+def _is_streamed(ctx: Context, value: Any, aval: Any, _: str) -> bool:
+    """Whether a loop reads another matrix of a stack in each step, each of them larger
+    than a core's second-level cache. On less, XLA may run a loop without calls faster.
+    """
+    size = aval.size * aval.dtype.itemsize
+    if size <= choices.level2_bytes() // choices.threads():
+        return False
+    part = part_of(value, ctx)
+    return part is not None and not isinstance(part[1], int)
+
+
 def _narrowed(value: Any, aval: Any, term: str) -> Any:
     """The same of what a value was widened from, through transposes; None if not."""
     narrow = producers.widened_from(value)
@@ -156,9 +171,8 @@ def _fuses(program: Program, ctx: Context, lhs: Any, rhs: Any) -> bool:
     """Whether XLA makes one of this product, a softmax and the product before that."""
 
     def called(call: Any) -> Iterator[str]:
-        name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
-        table = ctx.module_context.symbol_table
-        for region in table[name].operation.regions if name in table else ():
+        function = producers.called(call, ctx.module_context.symbol_table)
+        for region in function.regions if function is not None else ():
             for block in region.blocks:
                 yield from (operation.operation.name for operation in block.operations)
 

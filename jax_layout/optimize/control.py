@@ -309,6 +309,7 @@ def _scan(eqn: Equation, formats: Formats, planner: Planner) -> Nested:
     consts, carries = _compat.scan_arity(params)
     known = definite(formats, eqn.invars)
     constants, xs = known[:consts], known[consts + carries :]
+    planner.mark_slices(params["jaxpr"], len(xs))
     body = _body(
         planner,
         params["jaxpr"],

@@ -197,6 +197,7 @@ class Planner:
       attended: results of calls of attention that were products and softmaxes, with
         the bytes of scores that are not written and read.
       layers: results of calls that were products, biases and gelus.
+      sliced: what a loop slices out of a stack, or is a transpose of that.
     """
 
     anchor: Anchor
@@ -214,6 +215,7 @@ class Planner:
     kept: set[Any] = dataclasses.field(default_factory=set)
     attended: dict[Any, int] = dataclasses.field(default_factory=dict)
     layers: set[Any] = dataclasses.field(default_factory=set)
+    sliced: set[Any] = dataclasses.field(default_factory=set)
 
     def plan(
         self,
@@ -289,7 +291,21 @@ class Planner:
         self, eqn: Equation, formats: Formats, wish: MemoryFormat | None = None
     ) -> Step:
         stays = self.keep_products or eqn.outvars[0] in self.theirs
-        return dot_general(eqn, formats, stays, wish, in_loop=self.in_loop)
+        largest = max(eqn.invars, key=lambda v: v.aval.size)
+        sliced = isinstance(largest, Var) and largest in self.sliced
+        return dot_general(
+            eqn, formats, stays, wish, in_loop=self.in_loop, sliced=sliced
+        )
+
+    def mark_slices(self, closed: Any, count: int) -> None:
+        """Notes that so many operands of a loop's body, the last, are of a stack."""
+        jaxpr, _ = self._opened(closed)
+        self.sliced.update(jaxpr.invars[len(jaxpr.invars) - count :])
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name in TRANSPOSES:
+                (x,) = eqn.invars
+                if isinstance(x, Var) and x in self.sliced:
+                    self.sliced.update(eqn.outvars)
 
     def read_once(self, closed: Any) -> list[Any]:
         """The operands of a jaxpr that one equation reads, and nothing else."""

@@ -61,8 +61,9 @@ def dot_general(
     formats: Formats,
     keep: bool = False,
     wish: MemoryFormat | None = None,
-    gain: float = 1.0,
+    gain: float = 0.0,
     in_loop: bool = False,
+    sliced: bool = False,
 ) -> Step:
     """Contracts the axes where they lie.
 
@@ -75,6 +76,7 @@ def dot_general(
       gain: how many times as fast as XLA a kernel of ours has to be, if more than
         the tables ask.
       in_loop: whether this runs again and again.
+      sliced: whether a loop slices the larger operand out of a stack.
     """
     wanted = _orders(eqn, formats)
     a, b = (v.aval for v in eqn.invars)
@@ -106,7 +108,8 @@ def dot_general(
         )
         if kernel is None:
             return False
-        kernel = dataclasses.replace(kernel, gain=max(kernel.gain, gain))
+        own = kernel.parts.gain if sliced and kernel.parts else kernel.gain
+        kernel = dataclasses.replace(kernel, gain=max(own, gain))
         return by_choice(kernel) is not None
 
     order = orders[swap]

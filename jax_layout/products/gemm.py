@@ -31,9 +31,11 @@ from jax_layout.op import Kernel, Op, define
 from jax_layout.permute import permute
 from jax_layout.plain import jnp, lax
 from jax_layout.products import integers
+from jax_layout.stacks import Parts
 
 # What NVIDIA recommends for cuBLASLt on Hopper, and room to align it.
 _CUDA_WORKSPACE = (32 << 20) + 256
+_PARTS = ("a_part", "b_part")  # attributes
 
 
 def contract(
@@ -398,14 +400,14 @@ def gemm_kernel(
     methods = _backends.gemm_methods(platform, problem)
     if not methods:
         return None
-    call = Kernel(
-        problem | {"workspace": platform == "cuda"},
-        target="jax_layout_gemm",
-        aliases={2: 0} if beta != 0 else {},
-    )
+    of_the_call = {"workspace": platform == "cuda"} | dict.fromkeys(_PARTS, False)
+    aliases = {2: 0} if beta != 0 else {}
+    call = Kernel(problem | of_the_call, "jax_layout_gemm", aliases)
     work = _work(a.dtype, dtype, plan, activation)
     if platform == "cpu":
-        return dataclasses.replace(call, work=work, methods=methods)
+        size = max(a.size, b.size) * a.dtype.itemsize
+        parts = Parts.of_product(_PARTS, size, min(plan["m"], plan["n"]))
+        return dataclasses.replace(call, work=work, methods=methods, parts=parts)
     if not scales:
         extra = {"bias": bias, "aux": aux, "sums": sums, "beta": beta != 0}
         extra["inside"] = not _is_of_matrices(spec, plan)
@@ -577,6 +579,7 @@ gemm_p = define(
         batch=_batch,
         sharding=_sharding,
         in_parts=_in_parts,
+        layouts=True,  # weights may be parts of a stack
         dtypes=GEMM_DTYPES,
     )
 )

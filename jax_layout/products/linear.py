@@ -372,6 +372,7 @@ linear_p = define(
         batch=_batch,
         sharding=_sharding,
         in_parts=_in_parts,
+        layouts=True,  # weights may be parts of a stack
         multiple_results=True,
         dtypes=GEMM_DTYPES,
     )

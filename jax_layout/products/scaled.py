@@ -112,6 +112,7 @@ scaled_gemm_p = define(
         batch=_batch,
         sharding=_sharding,
         in_parts=_in_parts,
+        layouts=True,  # weights may be parts of a stack
         platforms=("cuda",),
     )
 )

@@ -234,6 +234,17 @@ def test_our_einsum_reads_them_in_place():
     assert of(report, "hlo") == [] and codes(report) == []
 
 
+def test_a_matrix_of_a_stack_counts_as_what_is_read_of_it():
+    def f(h, stack):
+        return jax.lax.scan(lambda h, w: (jl.matmul(h, w), None), h, stack)[0]
+
+    report = explained(f, (8, 64), (6, 64, 64))
+    (product,) = report.products
+    assert product.trips == 6 and product.detail.endswith("8 x 64 x 64, b in a stack")
+    # Six matrices, each read once; what the loop carries is read and written.
+    assert 6 * 64 * 64 * 4 <= report.bytes <= 2 * 6 * 64 * 64 * 4
+
+
 def test_our_linear_names_its_epilogue_and_library():
     f = functools.partial(jl.linear, activation="gelu")
     report = explained(f, (512, 256), (320, 256), (320,))

@@ -129,6 +129,8 @@ def gemm(
             tf32=False,
             scales=0,
             method=method,
+            a_part=False,
+            b_part=False,
         )
     )(*operands)
 

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of an array, a layer's weights of a stack, that a kernel reads where they lie.
+
+XLA writes a slice out before a custom call, and before its own products too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.core import ShapedArray
+from jax.interpreters import mlir
+
+from jax_layout import _compat, choices, producers
+
+ir = mlir.ir
+
+# Of what is smaller, XLA makes a slice in one loop with what is around.
+_SLICED_BYTES = 512 << 10
+# To write a slice that no cache holds, or one to new memory, as outside of loops, takes
+# as long as a product of so few rows: so much of XLA's speed is then enough.
+_FEW_ROWS, _GAIN_OF_FEW = 64, 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Which operands of a kernel may be a block, and what reading it in place is worth.
+
+    Attributes:
+      names: operands -> bool attributes. Where such an operand is one of the equal
+        blocks of an array along its first axis, the kernel gets that array instead and,
+        behind all operands, the number of the block: one int32 or int64, which may be
+        out of range, where the nearest is meant. The attribute tells that it did.
+      gain: how many times as fast as plain `lax` the tables must have a call whose
+        largest operand is a block.
+      gain_of_known: likewise outside of loops, of a block whose number is known.
+    """
+
+    names: Mapping[int, str]
+    gain: float = choices.GAIN
+    gain_of_known: float = choices.GAIN
+
+    @classmethod
+    def of_product(cls, names: Sequence[str], size: int, rows: int) -> Parts:
+        """Those of a product.
+
+        Args:
+          names: the attributes of its first operands.
+          size: bytes of the larger one.
+          rows: of the smaller one.
+        """
+        places = dict(enumerate(names))
+        if size < _SLICED_BYTES:
+            return cls(places)
+        if rows > _FEW_ROWS:
+            return cls(places, 1.0, 1.0)
+        is_large = size > choices.level2_bytes()
+        return cls(places, _GAIN_OF_FEW if is_large else 1.0, _GAIN_OF_FEW)
+
+    def gain_of(self, ctx: mlir.LoweringRuleContext, operands: Sequence[Any]) -> float:
+        """What is asked of a call of these operands; 0 if nothing but its usual."""
+        avals: Sequence[Any] = ctx.avals_in
+        largest = max(self.names, key=lambda place: avals[place].size)
+        part = part_of(operands[largest], ctx)
+        if part is None:
+            return 0
+        if not isinstance(part[1], int):
+            return self.gain
+        # Before a loop, XLA slices what all steps read.
+        return 0 if _compat.inside() else self.gain_of_known
+
+    def read(
+        self, ctx: mlir.LoweringRuleContext, operands: Sequence[Any]
+    ) -> tuple[mlir.LoweringRuleContext, tuple[Any, ...], dict[str, bool]]:
+        """The operands that a kernel gets, with their context, and the attributes."""
+        given, avals = list(operands), list[Any](ctx.avals_in)
+        found = {}
+        for place, name in self.names.items():
+            part = part_of(operands[place], ctx)
+            if part is None:
+                continue
+            whole, number = part
+            if isinstance(number, int):
+                number = mlir.ir_constant(np.int32(number))
+            kind = np.dtype(f"int{number.type.element_type.width}")
+            given[place] = whole
+            avals[place] = ShapedArray(whole.type.shape, avals[place].dtype)
+            given.append(number)
+            avals.append(ShapedArray((), kind))
+            found[name] = True
+        return ctx.replace(avals_in=avals), tuple(given), found
+
+
+def part_of(value: Any, ctx: mlir.LoweringRuleContext) -> tuple[Any, Any] | None:
+    """The array of whose equal blocks along its first axis a value is one.
+
+    As layers have them that are stacked, of which a scan, or an index, slices one. Only
+    an array that keeps its place and its values: an argument of the program that is not
+    donated, or of the loop that stays what it is. Of what is overwritten after it was
+    read, XLA would have to keep a copy of all blocks.
+
+    Args:
+      value: operand.
+      ctx: where it is lowered.
+
+    Returns:
+      the array and the number of the block, an int32 or int64 value of the program or
+      an integer; None if the value is no such block.
+    """
+    sliced, given = _returned(value, ctx.module_context.symbol_table)
+    operation = producers.maker(sliced)
+    while operation is not None and operation.name == "stablehlo.reshape":
+        operation = producers.maker(operation.operands[0])
+    if operation is None or not _cuts_first_axis(operation):
+        return None
+    array, size = given(operation.operands[0]), operation.results[0].type.shape[0]
+    if array is None or not _stays(array):
+        return None
+    if operation.name == "stablehlo.slice":
+        number, rest = divmod(int(operation.attributes["start_indices"][0]), size)
+        return (array, number) if rest == array.type.shape[0] % size == 0 else None
+    first = given(operation.operands[1]) if size == 1 else None
+    signed = first is not None and str(first.type.element_type) in ("i32", "i64")
+    return (array, first) if signed else None
+
+
+def _returned(value: Any, table: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """What a call returns as this value, or the value itself if it is no call's.
+
+    Returns:
+      that, and what gives for an operand in the function, which has to be one of its
+      arguments, the call's; None for others.
+    """
+    operation = producers.maker(value)
+    function = None
+    if operation is not None and operation.name == "func.call":
+        function = producers.called(operation, table)
+    if function is None:
+        return value, lambda operand: operand
+
+    def given(operand: Any) -> Any:
+        if not isinstance(operand.owner, ir.Block):
+            return None
+        return operation.operands[ir.BlockArgument(operand).arg_number]
+
+    last = list(function.regions[0].blocks[0].operations)[-1].operation
+    return last.operands[ir.OpResult(value).result_number], given
+
+
+def _cuts_first_axis(operation: Any) -> bool:
+    """Whether it is a slice of whole rows that lie side by side."""
+    if operation.name not in ("stablehlo.slice", "stablehlo.dynamic_slice"):
+        return False
+    shape, sliced = (v.type.shape for v in (operation.operands[0], *operation.results))
+    if not shape or min(shape) < 1 or list(shape[1:]) != list(sliced[1:]):
+        return False
+    if operation.name == "stablehlo.dynamic_slice":
+        return True
+    return all(int(step) == 1 for step in operation.attributes["strides"])
+
+
+def _stays(value: Any) -> bool:
+    """Whether nothing is written over an array while what reads it is running."""
+    if not isinstance(value.owner, ir.Block):
+        return False
+    region = value.owner.owner.operation
+    if region.name == "stablehlo.while":
+        kinds = [str(argument.type) for argument in value.owner.arguments]
+        tokens = kinds.count("!stablehlo.token")  # the first arguments
+        place = ir.BlockArgument(value).arg_number - tokens
+        return 0 <= place < _compat.loop_constants()
+    return producers.is_row_major_argument(value) and not producers.is_donated(value)
