@@ -299,6 +299,52 @@ def _linears() -> list[GemmCase]:
     return cases
 
 
+def _layers(rows: int, dtype: str, form: str, scanned: bool) -> GemmCase:
+    """Layers whose weights are stacked, scanned over or taken one after the other."""
+    layers, inner, outer = 8, 512, 2048
+    first, second = (layers, inner, outer), (layers, outer, inner)
+    shapes = (rows, inner), *((second, first) if form == "NT" else (first, second))
+
+    def net(product: Function, relu: Function, scan: Any) -> Function:
+        def layer(h: Any, weights: Any) -> tuple[Any, None]:
+            a, b = weights
+            return h + product(relu(product(h, a)), b) / inner, None
+
+        def forward(h: Any, a: Any, b: Any) -> Any:
+            if scan is not None:
+                return scan(layer, h, (a, b))[0]
+            for i in range(layers):
+                h, _ = layer(h, (a[i], b[i]))
+            return h
+
+        return forward
+
+    across = form == "NT"
+    plain = (lambda x, w: x @ w.T) if across else (lambda x, w: x @ w)
+    ours = jl.linear if across else jl.matmul
+    scan = jax.lax.scan if scanned else None
+    return GemmCase(
+        "stacked",
+        f"{rows} rows, {form}, {'in a scan' if scanned else 'one by one'}",
+        shapes,
+        dtype,
+        4 * rows * layers * inner * outer,
+        net(ours, jax.nn.relu, scan),
+        net(plain, jax.nn.relu, scan),
+        lambda torch: net(plain, torch.nn.functional.relu, None),
+    )
+
+
+def _stacked() -> list[GemmCase]:
+    return [
+        _layers(rows, dtype, form, scanned)
+        for dtype in ("bfloat16", "float32")
+        for scanned in (True, False)
+        for form in ("NT", "NN")
+        for rows in (1, 8, 64)
+    ]
+
+
 def _tiny() -> list[GemmCase]:
     return [
         _einsum("tiny", f"{n} {form}", _FORMS[form], dtype, m=n, n=n, k=n)
@@ -319,4 +365,5 @@ def all_cases() -> dict[str, list[GemmCase]]:
         "attention": _attention(),
         "tiny": _tiny(),
         "linear": _linears(),
+        "stacked": _stacked(),
     }

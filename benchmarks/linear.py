@@ -8,5 +8,5 @@ from benchmarks import profiles
 from benchmarks.gemm import main
 
 if __name__ == "__main__":
-    run = functools.partial(main, name="linear", groups=("linear",))
+    run = functools.partial(main, name="linear", groups=("linear", "stacked"))
     sys.exit(profiles.start(run))

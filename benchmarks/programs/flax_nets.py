@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks as Flax's guides have them, linen and nnx, and what Optax learns of them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -151,6 +152,51 @@ def _transformer(dtype: Any) -> Made:
     return gradient(forward), (filled(state, of), normal(2, 128, width, dtype=of))
 
 
+def _scanned(rows: int) -> Callable[[Any], Made]:
+    """The next word of a decoder that is a layer, scanned over stacks of weights and
+    caches, as those are whose compilation is not to grow with their depth."""
+    width, length, layers = 768, 256, 12
+
+    def make(dtype: Any) -> Made:
+        from flax import linen as nn
+
+        class Block(nn.Module):
+            dtype: Any
+
+            @nn.compact
+            def __call__(self, x: Any) -> Any:
+                attention = nn.MultiHeadDotProductAttention(
+                    12, dtype=self.dtype, decode=True
+                )
+                x = x + attention(nn.LayerNorm(dtype=self.dtype)(x))
+                y = nn.LayerNorm(dtype=self.dtype)(x)
+                y = nn.gelu(nn.Dense(4 * width, dtype=self.dtype)(y))
+                return x + nn.Dense(width, dtype=self.dtype)(y), None
+
+        net = nn.scan(
+            Block,
+            variable_axes={"params": 0, "cache": 0},
+            split_rngs={"params": True},
+            length=layers,
+        )(dtype)
+        whole = jax.ShapeDtypeStruct((rows, length, width), dtype)
+        shapes = jax.eval_shape(net.init, jax.random.key(0), whole)
+        cache = jax.tree.map(
+            lambda x: x if x.ndim > 1 else jnp.full_like(x, length // 2),
+            filled(shapes["cache"], dtype),
+        )
+
+        def decode(p: Any, cache: Any, x: Any) -> Any:
+            given = {"params": p, "cache": cache}
+            (y, _), changed = net.apply(given, x, mutable=["cache"])
+            return y, changed
+
+        p = filled(shapes["params"], dtype)
+        return decode, (p, cache, normal(rows, 1, width, dtype=dtype))
+
+    return make
+
+
 def _actor_critic(dtype: Any) -> Made:
     """The network that Flax's example plays Atari with."""
     from flax import linen as nn
@@ -175,5 +221,7 @@ PROGRAMS = (
     Program("L-BFGS, 2 steps", _lbfgs),
     Program("bidirectional LSTM, 32 steps of 8x256", _bidirectional),
     *both("nnx transformer, gradient", _transformer),
+    *both("12 layers in a scan, decode, 1 row", _scanned(1)),
+    *both("12 layers in a scan, decode, 8 rows", _scanned(8)),
     Program("actor and critic, gradient, batch 32", _actor_critic),
 )
