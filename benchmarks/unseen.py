@@ -17,7 +17,7 @@ from benchmarks.display import show_products
 from benchmarks.harness import Timing, measure
 from benchmarks.results import FAST_ENOUGH, CaseResult, Report, geometric_mean
 from benchmarks.runner import Work
-from jax_layout import choices
+from jax_layout import choices, stacks
 from jax_layout.install.install import installed
 from jax_layout.tune.case import Case
 from jax_layout.tune.cases import DRAWN
@@ -83,7 +83,7 @@ def _measure(
 
     def compiled() -> Any:  # anew: jax keeps what it lowered, by function
         fresh = jax.jit(lambda *given: program(*given))
-        with installed(case.operators):
+        with installed(case.operators), stacks.are_sliced():
             return fresh.lower(*sets[0]).compile()
 
     ours = compiled()

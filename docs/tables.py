@@ -60,6 +60,10 @@ _ROWS = {
         "attention | 1x2048x8x64 of 2048, causal, bfloat16 | bf16 | backward"
     ),
     "8 rows of bfloat16 by a 4096x4096 weight": "gemm | 8 rows, NT | bf16",
+    "8 rows through 8 stacked layers, bfloat16, in a `scan`": (
+        "linear | 8 rows, NT, in a scan | bf16 | stacked"
+    ),
+    "the same, layer by layer": "linear | 8 rows, NT, one by one | bf16 | stacked",
     "float32 product, 2048 square, `x @ w.T`": "gemm | 2048 NT | f32",
     "float32 linear layer, 2048x1024 to 4096": "linear | 2048x1024->4096 | f32",
     "complex64 product, 1024 square": "gemm | 1024 NN | c64",

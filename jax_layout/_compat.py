@@ -25,7 +25,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.interpreters import mlir as lowerings
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax
-from jax.extend.core import Primitive, primitives
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, primitives
 from jax.interpreters import mlir
 
 _nowhere: Mapping[str, int] = types.MappingProxyType({})
@@ -113,7 +113,10 @@ def mark_loops(sees_slices: Callable[[Primitive], bool]) -> None:
             wanted = (sees_slices(e.primitive) or _is_wrapped_now(e.primitive)
                       for e in call_jaxpr.eqns)  # fmt: skip
             if place.operation.name == "stablehlo.while" and any(wanted):
-                return mlir.lower_fun(core.jaxpr_as_fun(call_jaxpr))(ctx, *operands)
+                closed = call_jaxpr
+                if not isinstance(closed, ClosedJaxpr):
+                    closed = ClosedJaxpr(closed, ())
+                return mlir.lower_fun(jaxpr_as_fun(closed))(ctx, *operands)
             return rule(ctx, *operands, call_jaxpr=call_jaxpr, **params)
 
         return lower

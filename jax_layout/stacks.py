@@ -6,8 +6,10 @@ XLA writes a slice out before a custom call, and before its own products too.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ _SLICED_BYTES = 512 << 10
 # To write a slice that no cache holds, or one to new memory, as outside of loops, takes
 # as long as a product of so few rows: so much of XLA's speed is then enough.
 _FEW_ROWS, _GAIN_OF_FEW = 64, 0.8
+
+_are_sliced: ContextVar[bool] = ContextVar("are_sliced", default=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +114,8 @@ def part_of(value: Any, ctx: mlir.LoweringRuleContext) -> tuple[Any, Any] | None
       the array and the number of the block, an int32 or int64 value of the program or
       an integer; None if the value is no such block.
     """
+    if _are_sliced.get():
+        return None
     sliced, given = _returned(value, ctx.module_context.symbol_table)
     operation = producers.maker(sliced)
     while operation is not None and operation.name == "stablehlo.reshape":
@@ -125,6 +131,17 @@ def part_of(value: Any, ctx: mlir.LoweringRuleContext) -> tuple[Any, Any] | None
     first = given(operation.operands[1]) if size == 1 else None
     signed = first is not None and str(first.type.element_type) in ("i32", "i64")
     return (array, first) if signed else None
+
+
+@contextlib.contextmanager
+def are_sliced() -> Iterator[None]:
+    """Inside, kernels get slices: what is measured in a loop over stacks of operands is
+    to hold for arrays of their own too."""
+    token = _are_sliced.set(True)
+    try:
+        yield
+    finally:
+        _are_sliced.reset(token)
 
 
 def _returned(value: Any, table: Any) -> tuple[Any, Callable[[Any], Any]]:

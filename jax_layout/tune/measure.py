@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_layout import choices
+from jax_layout import choices, stacks
 from jax_layout.choices import Work
 from jax_layout.install.install import installed
 from jax_layout.plain import jnp
@@ -455,7 +455,12 @@ def _lowered(
 
     last = len(operands) if donated else ()
     jitted = jax.jit(fresh, donate_argnums=last, keep_unused=bool(donated))
-    with installed(operators), choices.forced(method, work), choices.asked() as asked:
+    with (
+        installed(operators),
+        choices.forced(method, work),
+        stacks.are_sliced(),
+        choices.asked() as asked,
+    ):
         return jitted.lower(*operands, *donated), asked
 
 

@@ -11,7 +11,9 @@ from jax import lax
 
 import jax_layout as jl
 from hlo import compiled
-from jax_layout import _backends, choices
+from jax_layout import _backends, choices, stacks
+from jax_layout.tune import measure
+from jax_layout.tune.case import case_of
 
 pytestmark = pytest.mark.skipif(
     not _backends.available("cpu"), reason="the CPU backend is not built"
@@ -232,6 +234,19 @@ def test_a_saved_copy_counts(rows, wide, ratio, monkeypatch):
     assert ("jax_layout_gemm" in compiled(one, h, stack)) == alone
     # Of what is no block, nothing is saved.
     assert "jax_layout_gemm" not in compiled(jl.matmul, h, stack[1])
+
+
+def test_what_is_measured_of_a_call_is_not_what_a_stack_saves():
+    h, stack = arrays()
+    with stacks.are_sliced():
+        hlo = compiled(lambda *args: scanned(*args), h, stack)
+    assert "b_part = true" not in hlo and slices(hlo) == 1
+    case = case_of("product", jl.matmul, "float32", h.shape, stack.shape[1:])
+    program, (operands, *_) = measure.program_of(case, "cpu")
+    assert operands[1].ndim == 3  # of a stack
+    lowered, _ = measure._lowered((), program, operands, None, "skinny")
+    text = lowered.as_text()
+    assert "jax_layout_gemm" in text and "b_part = true" not in text
 
 
 def gemm_call(operands, **attributes):
