@@ -12,28 +12,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_layout import _backends, _compat, choices, producers
+from jax_layout.partition import partitioned
 from jax_layout.plain import jnp, lax
 from jax_layout.stacks import Parts
 
 _PLATFORMS = ("cpu", "cuda")
 _GPUS = ("cuda", "rocm")
-_NO_MESH = jax.sharding.AbstractMesh((), ())
 
 # An operation's source line is the user's, not one of ours.
 source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
@@ -121,6 +118,9 @@ class Op:
         run the `lax` function. Left out, it can be any.
       layouts: whether kernels declare layouts, choose by them or read parts of arrays.
         They then read through transposes, and must not read the shape of a buffer.
+      turned: `turned(place, axes, **params)`: the parameters of the operator on what
+        its operand at this place is a transpose of, by these axes; None if it has none.
+        Kernels for CPUs then read through transposes.
       lax_on_gpu: `lax` in the form that XLA compiles best for GPUs, where that is
         another.
     """
@@ -137,6 +137,7 @@ class Op:
     platforms: Sequence[str] = ("cpu", "cuda")
     dtypes: Sequence[str] | None = None
     layouts: bool = False
+    turned: Callable[..., dict[str, Any] | None] | None = None
     lax_on_gpu: Callable[..., Any] | None = None
 
 
@@ -375,21 +376,45 @@ def _lower(
     *operands: Any,
     **params: Any,
 ) -> Any:
-    kernel = _kernel(op, platform, ctx, params)
+    spread = _compat.partitioning(ctx)
+    inner, read, turned = ctx, operands, params
+    if spread == "none" and platform == "cpu" and op.turned is not None:
+        inner, read, turned = _through_transposes(op.turned, ctx, operands, params)
+    kernel = _kernel(op, platform, inner, turned)
+    if kernel is None and read != operands:
+        inner, read, kernel = ctx, operands, _kernel(op, platform, ctx, params)
     if kernel is None:
         return fallback(ctx, *operands, **params)
-    spread = _compat.partitioning(ctx)
     if spread == "none":
-        chosen = by_choice(_placed(kernel, ctx, operands))
+        chosen = by_choice(_placed(kernel, inner, read))
         if chosen is None:
             with choices.forced("lax"):  # the operators that it is made of, too
                 return fallback(ctx, *operands, **params)
-        return custom_call(op, chosen, ctx, *operands)
+        return custom_call(op, chosen, inner, *read)
     if spread == "unknown" or op.sharding is None:
         return fallback(ctx, *operands, **params)
     rule = op.sharding(*ctx.avals_in, **params)
-    partitioned = _partitioned(op, functools.partial(apply, **params), rule, params)
-    return mlir.lower_fun(partitioned, op.multiple_results)(ctx, *operands)
+    split = partitioned(op, functools.partial(apply, **params), rule, params)
+    return mlir.lower_fun(split, op.multiple_results)(ctx, *operands)
+
+
+def _through_transposes(
+    turned: Callable[..., dict[str, Any] | None],
+    ctx: mlir.LoweringRuleContext,
+    operands: Sequence[Any],
+    params: dict[str, Any],
+) -> tuple[mlir.LoweringRuleContext, tuple[Any, ...], dict[str, Any]]:
+    """The operator of what its operands are transposes of: see `Op.turned`."""
+    read, avals = list(operands), list[Any](ctx.avals_in)
+    for place in range(len(read)):
+        while (axes := producers.permuted(read[place])) is not None:
+            before = turned(place, axes, **params)
+            if before is None:
+                break
+            read[place], params = producers.maker(read[place]).operands[0], before
+            shape = read[place].type.shape
+            avals[place] = jax.core.ShapedArray(shape, avals[place].dtype)
+    return ctx.replace(avals_in=avals), tuple(read), params
 
 
 def _kernel(
@@ -509,84 +534,3 @@ def _fastest_first(
     layouts: Sequence[Sequence[int]] | None,
 ) -> list[tuple[int, ...]] | None:
     return None if layouts is None else [tuple(axes)[::-1] for axes in layouts]
-
-
-def _partitioned(
-    op: Op, per_device: Callable[..., Any], rule: str, params: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """Wraps a function in `custom_partitioning`, by its sharding rule alone."""
-    sides = [
-        [factors.split() for factors in side.split(",")] for side in rule.split("->")
-    ]
-    operand_axes, result_axes = sides
-    kept = {name for names in result_axes for name in names}
-    # In the order of their appearance, as Shardy wants them.
-    every = dict.fromkeys(n for side in sides for names in side for n in names)
-    whole = [name for name in every if name.isupper()]
-    reduced = [name for name in every if name not in kept and name not in whole]
-    everywhere = kept.intersection(*result_axes)
-
-    def partition(mesh: Any, args: Any, result: Any) -> Any:
-        results = list(result) if op.multiple_results else [result]
-
-        def spread(names: list[str], value: Any) -> Iterator[tuple[str, Any]]:
-            for name, axes, size in zip(names, _spec(value), value.shape, strict=True):
-                # A device without a full part has anything there, to be summed.
-                even = size % math.prod(mesh.shape[axis] for axis in axes) == 0
-                if axes and name not in whole and (even or name in everywhere):
-                    yield name, axes
-
-        # Each axis follows the result's axis of its name.
-        placed: dict[str, Any] = {}
-        for names, value in zip(result_axes, results, strict=True):
-            placed |= dict(spread(names, value))
-        # An axis that the result lacks may stay sharded, and be summed over, as
-        # long as its mesh axes are not in use.
-        used = {axis for axes in placed.values() for axis in axes}
-        for names, value in zip(operand_axes, args, strict=True):
-            for name, axes in spread(names, value):
-                if name in reduced and name not in placed and not used & set(axes):
-                    placed[name] = axes
-                    used |= set(axes)
-        in_parts = op.in_parts is not None and any(
-            name not in names for name in placed for names in result_axes
-        )
-
-        def total(value: Any, *names: str, by: Any = lax.psum) -> Any:
-            axes = [axis for name in names or reduced for axis in placed.get(name, ())]
-            return by(value, tuple(axes)) if axes else value
-
-        def body(*operands: Array) -> Any:
-            # What a device computes is placed already, whatever mesh is current.
-            with jax.sharding.use_abstract_mesh(_NO_MESH):
-                if op.in_parts is not None and in_parts:
-                    return op.in_parts(total, *operands, **params)
-                return total(per_device(*operands))
-
-        def shardings(side: list[list[str]]) -> tuple[NamedSharding, ...]:
-            specs = [[placed.get(name) or None for name in names] for names in side]
-            return tuple(NamedSharding(mesh, PartitionSpec(*spec)) for spec in specs)
-
-        out = shardings(result_axes)
-        return (
-            mesh,
-            body,
-            list(out) if op.multiple_results else out[0],
-            shardings(operand_axes),
-        )
-
-    function = custom_partitioning(lambda *operands: per_device(*operands))
-    function.def_partition(
-        partition,
-        sharding_rule=rule,
-        reduction_factors=tuple(reduced),
-        need_replication_factors=tuple(whole),
-    )
-    return function
-
-
-def _spec(value: Any) -> list[tuple[str, ...]]:
-    """The mesh axes over which each axis of a value is sharded."""
-    spec = tuple(value.sharding.spec) if value.sharding is not None else ()
-    spec += (None,) * (len(value.shape) - len(spec))
-    return [(a,) if isinstance(a, str) else tuple(a or ()) for a in spec]

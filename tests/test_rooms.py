@@ -14,7 +14,7 @@ PACKAGE = ROOT / "jax_layout"
 # Lowest first; rooms of one floor do not know each other.
 FLOORS = (
     {"_compat", "_backends", "plain", "producers", "arguments"},
-    {"choices", "memory"},
+    {"choices", "memory", "partition"},
     {"stacks"},
     {"op"},
     {"permute"},

@@ -24,7 +24,8 @@ from jax_layout.formats.pointwise import ELEMENTWISE
 from jax_layout.op import by_choice
 from jax_layout.optimize.rules import Equation, Formats, Step, nbytes
 from jax_layout.plain import lax
-from jax_layout.products.gemm import GEMM_DTYPES, gemm_kernel, gemm_p, terms
+from jax_layout.products.gemm import GEMM_DTYPES, gemm_kernel, gemm_p
+from jax_layout.products.letters import terms
 
 # What XLA computes in one loop with the transposes before and behind it.
 _FUSED = ELEMENTWISE | {"concatenate", "pad", "slice", "split", "dynamic_slice", "rev"}

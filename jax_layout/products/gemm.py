@@ -13,7 +13,6 @@ import json
 import math
 import operator
 import os
-import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from jax_layout.op import Kernel, Op, define
 from jax_layout.permute import permute
 from jax_layout.plain import jnp, lax
 from jax_layout.products import integers
+from jax_layout.products.letters import terms, turned, unused_letter
 from jax_layout.stacks import Parts
 
 # What NVIDIA recommends for cuBLASLt on Hopper, and room to align it.
@@ -102,13 +102,6 @@ def contract(
         out_sharding=out_sharding,
     )
     return out if y2 == y else permute(out, [y2.index(label) for label in y])
-
-
-def terms(spec: str) -> tuple[str, str, str]:
-    """The letters of both operands and of the result."""
-    operands, y = spec.split("->")
-    a, b = operands.split(",")
-    return a, b, y
 
 
 @functools.lru_cache(maxsize=4096)
@@ -543,10 +536,6 @@ def _batch(
     return out, 0
 
 
-def unused_letter(spec: str) -> str:
-    return next(letter for letter in string.ascii_letters if letter not in spec)
-
-
 def _sharding(*avals: Any, spec: str, **params: Any) -> str:
     x, w, y = (" ".join(term) for term in terms(spec))
     return ", ".join([x, w] + [y] * (len(avals) - 2)) + " -> " + y
@@ -580,6 +569,7 @@ gemm_p = define(
         sharding=_sharding,
         in_parts=_in_parts,
         layouts=True,  # weights may be parts of a stack
+        turned=turned,
         dtypes=GEMM_DTYPES,
     )
 )

@@ -34,9 +34,8 @@ from jax_layout.products.gemm import (
     GEMM_DTYPES,
     contract,
     gemm_kernel,
-    terms,
-    unused_letter,
 )
+from jax_layout.products.letters import terms, turned, unused_letter
 from jax_layout.products.sparse import is_sparse, sparse_product
 
 _ACTIVATIONS: dict[str | None, Callable[[Array], Array]] = {
@@ -373,6 +372,7 @@ linear_p = define(
         sharding=_sharding,
         in_parts=_in_parts,
         layouts=True,  # weights may be parts of a stack
+        turned=turned,
         multiple_results=True,
         dtypes=GEMM_DTYPES,
     )

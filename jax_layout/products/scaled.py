@@ -11,7 +11,8 @@ import numpy as np
 from jax import Array
 
 from jax_layout.op import Kernel, Op, batch_of, define, jvp_of
-from jax_layout.products.gemm import contract, gemm_kernel, terms, unused_letter
+from jax_layout.products.gemm import contract, gemm_kernel
+from jax_layout.products.letters import terms, turned, unused_letter
 
 _FLOAT8 = (np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2))
 
@@ -113,6 +114,7 @@ scaled_gemm_p = define(
         sharding=_sharding,
         in_parts=_in_parts,
         layouts=True,  # weights may be parts of a stack
+        turned=turned,
         platforms=("cuda",),
     )
 )

@@ -364,6 +364,42 @@ def test_shapes_are_checked_when_tracing():
         jax.eval_shape(jl.mm, M((2, 3)), M((4, 5)))
 
 
+TRANSPOSED = {
+    "right": ("mk,nk->mn", lambda a, b: jl.matmul(a, b.T)),
+    "left": ("km,kn->mn", lambda a, b: jl.matmul(a.T, b)),
+    "both": ("km,nk->mn", lambda a, b: jl.matmul(a.T, b.T)),
+    "twice": ("mk,kn->mn", lambda a, b: jl.matmul(a, b.T.T)),
+    "ours": ("mk,nk->mn", lambda a, b: jl.gemm(a, jl.permute(b, (1, 0)))),
+    "a layer's": ("mk,kn->mn", lambda a, b: jl.linear(a, b.T)),
+    "of a batch": ("mbk,bkn->bmn", lambda a, b: jl.matmul(jnp.swapaxes(a, 0, 1), b)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_operands_are_read_through_transposes(name):
+    spec, f = TRANSPOSED[name]
+    sizes = {"m": 40, "n": 56, "k": 24, "b": 3}
+    left, right = spec.split("->")[0].split(",")
+    a, b = (
+        array([sizes[letter] for letter in term], "float32", seed)
+        for seed, term in enumerate((left, right))
+    )
+    hlo = compiled(f, a, b)
+    assert count("transpose", hlo) == count("copy", hlo) == 0
+    assert "jax_layout_gemm" in hlo and "jax_layout_permute" not in hlo
+    close(jax.jit(f)(a, b), np.einsum(spec, exact(a), exact(b)))
+
+
+def test_a_transpose_that_no_kernel_reads_through_is_written():
+    """Two axes that are summed over, and are no neighbours in what was given."""
+    a, b = array((6, 5, 4), "float32"), array((6, 4, 8), "float32", 1)
+    f = lambda a, b: jl.einsum("ixj,ijn->xn", a, b)  # noqa: E731
+    turned = lambda a, b: jl.einsum("xij,ijn->xn", jnp.swapaxes(a, 0, 1), b)  # noqa: E731
+    expected = np.einsum("ixj,ijn->xn", exact(a), exact(b))
+    close(jax.jit(f)(a, b), expected)
+    close(jax.jit(turned)(a, b), expected)
+
+
 def test_tune_gemms(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
         jl.tune_gemms(candidates=np.int64(0))

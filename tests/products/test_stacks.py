@@ -2,6 +2,7 @@
 """Operands that are one of a stack of matrices: read where they lie, not sliced."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -43,12 +44,7 @@ def one_by_one(h, stack, step=layer):
 
 def slices(hlo):
     """How many matrices of the stack the program slices out of it."""
-    sizes = f"{WIDE},{WIDE}]"
-    return sum(
-        " slice(" in line or "dynamic-slice(" in line
-        for line in hlo.splitlines()
-        if sizes in line.split("=")[-1]
-    )
+    return len(re.findall(rf"{WIDE},{WIDE}\]\S* (?:dynamic-)?slice\(", hlo))
 
 
 def close(found, expected):
@@ -63,7 +59,7 @@ def close(found, expected):
     [
         layer,
         lambda h, w: jnp.tanh(jl.gemm(h, w, transpose_b=True)),
-        lambda h, w: jl.linear(h, w, w[0], activation="gelu"),
+        lambda h, w: jl.linear(h, w, h[0], activation="gelu"),
         lambda h, w: jl.einsum("nk,mk->mn", w, h),
         lambda h, w: jl.gemm(h, w, h, alpha=0.5),
         lambda h, w: layer(h, jl.matmul(w, w)),
