@@ -24,6 +24,7 @@ from jax_layout.install.rules import Context, Program, array, method, stays_in_c
 from jax_layout.optimize.products import attends, letters_of
 from jax_layout.plain import jnp
 from jax_layout.products.gemm import GEMM_DTYPES
+from jax_layout.products.letters import untransposed
 from jax_layout.stacks import part_of
 
 ir = mlir.ir
@@ -140,8 +141,7 @@ def _read(value: Any, aval: Any, term: str) -> tuple[Any, Any, str]:
     """What a value is a transpose of, and the letters of its axes."""
     while (axes := producers.permuted(value)) is not None:
         value = producers.maker(value).operands[0]
-        letters = dict(zip(axes, term, strict=True))
-        term = "".join(letters[axis] for axis in range(len(term)))
+        term = untransposed(term, axes)
     shape = tuple(ir.RankedTensorType(value.type).shape)
     return value, array(shape, aval.dtype), term
 

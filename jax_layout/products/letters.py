@@ -19,6 +19,12 @@ def unused_letter(spec: str) -> str:
     return next(letter for letter in string.ascii_letters if letter not in spec)
 
 
+def untransposed(term: str, axes: Sequence[int]) -> str:
+    """The letters of what an array with these letters is a transpose of."""
+    letters = dict(zip(axes, term, strict=True))
+    return "".join(letters[axis] for axis in range(len(term)))
+
+
 def turned(
     place: int, axes: Sequence[int], *, spec: str, **params: Any
 ) -> dict[str, Any] | None:
@@ -26,6 +32,5 @@ def turned(
     if place > 1:
         return None
     *operands, y = terms(spec)
-    letters = dict(zip(axes, operands[place], strict=True))
-    operands[place] = "".join(letters[axis] for axis in range(len(axes)))
+    operands[place] = untransposed(operands[place], axes)
     return {"spec": f"{operands[0]},{operands[1]}->{y}", **params}
