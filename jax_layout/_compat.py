@@ -139,6 +139,15 @@ def inside() -> Mapping[str, int]:
     return {name: size for name, size in _inside.get().items() if name != "scan"}
 
 
+def fuses_transposes() -> bool:
+    """Whether XLA computes a vector by a matrix's transpose in one loop.
+
+    In loops and branches, with what is around, and everywhere before jax 0.11; later
+    ones write the transpose out.
+    """
+    return bool(inside()) or jax.__version_info__ < (0, 11)
+
+
 def loop_constants() -> int:
     """How many arguments of the innermost loop, the first, stay what they are."""
     return _constants.get()

@@ -24,7 +24,7 @@ from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_layout import _backends, _compat, choices, producers
+from jax_layout import _backends, _compat, choices, producers, readers
 from jax_layout.partition import partitioned
 from jax_layout.plain import jnp, lax
 from jax_layout.stacks import Parts
@@ -121,6 +121,9 @@ class Op:
       turned: `turned(place, axes, **params)`: the parameters of the operator on what
         its operand at this place is a transpose of, by these axes; None if it has none.
         Kernels for CPUs then read through transposes.
+      written: `written(axes, *avals, **params)`: the parameters of the operator whose
+        result is the transpose, by these axes, of its own; None if it has none. Kernels
+        for CPUs then write what is only transposed so.
       lax_on_gpu: `lax` in the form that XLA compiles best for GPUs, where that is
         another.
     """
@@ -138,15 +141,34 @@ class Op:
     dtypes: Sequence[str] | None = None
     layouts: bool = False
     turned: Callable[..., dict[str, Any] | None] | None = None
+    written: Callable[..., dict[str, Any] | None] | None = None
     lax_on_gpu: Callable[..., Any] | None = None
 
 
 _RULES = ("kernel", "jvp", "transpose", "batch", "sharding", "in_parts")
 
 _operators: dict[str, Op] = {}
+_records: dict[Primitive, Op] = {}
 
 # For Kernel.ours_in_loops and Kernel.parts.
-_compat.mark_loops(lambda p: p.name in _operators and _operators[p.name].layouts)
+_compat.mark_loops(lambda p: p in _records and _records[p].layouts)
+
+
+def _as_read(_: str, jaxpr: Any, platform: str, __: bool) -> Any:
+    """A program in which results are written as they are read: see `Op.written`."""
+
+    def written(eqn: Any, axes: Sequence[int]) -> dict[str, Any] | None:
+        op = _records.get(eqn.primitive)
+        if op is None or op.written is None:
+            return None
+        return op.written(axes, *(v.aval for v in eqn.invars), **eqn.params)
+
+    if platform != "cpu" or not _backends.available(platform):
+        return jaxpr
+    return readers.without_transposes(jaxpr, written)
+
+
+_compat.rewrite_programs(_as_read)
 
 
 def operators() -> Mapping[str, Op]:
@@ -203,6 +225,7 @@ def define(op: Op, handlers: Mapping[str, Any] | None = None) -> Callable[..., A
 
     primitive = Primitive(op.name)
     primitive.multiple_results = op.multiple_results
+    _records[primitive] = op
 
     def apply(*operands: Any, **params: Any) -> Any:
         return primitive.bind(*_vary_alike(operands), **params)
@@ -389,7 +412,9 @@ def _lower(
         chosen = by_choice(_placed(kernel, inner, read))
         if chosen is None:
             with choices.forced("lax"):  # the operators that it is made of, too
-                return fallback(ctx, *operands, **params)
+                if _compat.fuses_transposes():
+                    return fallback(ctx, *operands, **params)
+                return fallback(inner, *read, **turned)  # as the tables have it
         return custom_call(op, chosen, inner, *read)
     if spread == "unknown" or op.sharding is None:
         return fallback(ctx, *operands, **params)

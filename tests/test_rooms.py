@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jax_layout"
 # Lowest first; rooms of one floor do not know each other.
 FLOORS = (
-    {"_compat", "_backends", "plain", "producers", "arguments"},
-    {"choices", "memory", "partition"},
+    {"_compat", "_backends", "plain", "producers", "rewriting", "arguments"},
+    {"choices", "memory", "partition", "readers"},
     {"stacks"},
     {"op"},
     {"permute"},

@@ -30,7 +30,14 @@ from jax_layout.op import Kernel, Op, define
 from jax_layout.permute import permute
 from jax_layout.plain import jnp, lax
 from jax_layout.products import integers
-from jax_layout.products.letters import terms, turned, unused_letter
+from jax_layout.products.letters import (
+    order_of,
+    plan_of,
+    terms,
+    turned,
+    unused_letter,
+    written,
+)
 from jax_layout.stacks import Parts
 
 # What NVIDIA recommends for cuBLASLt on Hopper, and room to align it.
@@ -82,7 +89,7 @@ def contract(
         )
         return jnp.zeros_like(like) if c is None else (beta * c).astype(dtype)
     x, w, y = terms(spec)
-    order = _order(spec, a.shape, b.shape, a.dtype.itemsize, dtype.itemsize)
+    order = order_of(spec, a.shape, b.shape, a.dtype.itemsize, dtype.itemsize)
     x2, w2, y2 = order[:3]
     if x2 != x:
         a = permute(a, [x.index(label) for label in x2])
@@ -102,24 +109,6 @@ def contract(
         out_sharding=out_sharding,
     )
     return out if y2 == y else permute(out, [y2.index(label) for label in y])
-
-
-@functools.lru_cache(maxsize=4096)
-def _order(
-    spec: str,
-    a: tuple[int, ...],
-    b: tuple[int, ...],
-    operand_itemsize: int,
-    result_itemsize: int,
-) -> tuple[str, str, str, int]:
-    """The letters in the order that costs least, and the bytes it costs."""
-    native = _backends.module("cpu")
-    return native.gemm_order(spec, a, b, operand_itemsize, result_itemsize)
-
-
-@functools.lru_cache(maxsize=4096)
-def _plan(spec: str, a: tuple[int, ...], b: tuple[int, ...]) -> dict[str, Any] | None:
-    return _backends.module("cpu").gemm_plan(spec, a, b)
 
 
 def _reorder(sharding: Any, axes: Sequence[int]) -> Any:
@@ -199,13 +188,13 @@ def explain_gemm(
     spec = spec.replace(" ", "")
     a, b = _shape("a_shape", a_shape), _shape("b_shape", b_shape)
     itemsize = np.dtype(dtype).itemsize
-    x, w, y, moved = _order(spec, a, b, itemsize, itemsize)
+    x, w, y, moved = order_of(spec, a, b, itemsize, itemsize)
     old = terms(spec)
     shapes = [
         tuple(shape[before.index(label)] for label in after)
         for before, after, shape in zip(old, (x, w), (a, b), strict=False)
     ]
-    plan = _plan(f"{x},{w}->{y}", *shapes)
+    plan = plan_of(f"{x},{w}->{y}", *shapes)
     assert plan is not None  # that is what the order is chosen for
     first, second = plan["b"], plan["a"]  # y^T = b^T a^T
     return GemmPlan(
@@ -365,7 +354,7 @@ def gemm_kernel(
     alike = a.dtype == b.dtype
     if not alike and not scales:
         return None
-    plan = _plan(spec, a.shape, b.shape)
+    plan = plan_of(spec, a.shape, b.shape)
     if plan is None:
         return None
     # Along the columns of the result, which every loop shares.
@@ -570,6 +559,7 @@ gemm_p = define(
         in_parts=_in_parts,
         layouts=True,  # weights may be parts of a stack
         turned=turned,
+        written=written,
         dtypes=GEMM_DTYPES,
     )
 )

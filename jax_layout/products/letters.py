@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The letters of a contraction, "mk,kn->mn": its axes."""
+"""The letters of a contraction, "mk,kn->mn", its axes; and what they make of arrays."""
 
 from __future__ import annotations
 
+import functools
 import string
 from collections.abc import Sequence
 from typing import Any
+
+from jax_layout import _backends
 
 
 def terms(spec: str) -> tuple[str, str, str]:
@@ -17,6 +20,25 @@ def terms(spec: str) -> tuple[str, str, str]:
 
 def unused_letter(spec: str) -> str:
     return next(letter for letter in string.ascii_letters if letter not in spec)
+
+
+@functools.lru_cache(maxsize=4096)
+def order_of(
+    spec: str,
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    operand_itemsize: int,
+    result_itemsize: int,
+) -> tuple[str, str, str, int]:
+    """The letters in the order that costs least, and the bytes it costs."""
+    native = _backends.module("cpu")
+    return native.gemm_order(spec, a, b, operand_itemsize, result_itemsize)
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_of(spec: str, a: tuple[int, ...], b: tuple[int, ...]) -> dict[str, Any] | None:
+    """How it is computed in place; None if the axes do not line up for that."""
+    return _backends.module("cpu").gemm_plan(spec, a, b)
 
 
 def untransposed(term: str, axes: Sequence[int]) -> str:
@@ -34,3 +56,14 @@ def turned(
     *operands, y = terms(spec)
     operands[place] = untransposed(operands[place], axes)
     return {"spec": f"{operands[0]},{operands[1]}->{y}", **params}
+
+
+def written(
+    axes: Sequence[int], a: Any, b: Any, *c: Any, spec: str, **params: Any
+) -> dict[str, Any] | None:
+    """The product whose result is the transpose of another's: `Op.written`."""
+    x, w, y = terms(spec)
+    spec = f"{x},{w}->{''.join(y[axis] for axis in axes)}"
+    if c or params["out_sharding"] is not None:
+        return None
+    return None if plan_of(spec, a.shape, b.shape) is None else {"spec": spec, **params}

@@ -400,6 +400,68 @@ def test_a_transpose_that_no_kernel_reads_through_is_written():
     close(jax.jit(turned)(a, b), expected)
 
 
+WEIGHT = jax.ShapeDtypeStruct((56, 24), "float32")
+WRITTEN = {
+    "alone": ("mk,kn->nm", lambda a, b: jl.matmul(a, b).T),
+    "twice": ("mk,kn->mn", lambda a, b: jl.matmul(a, b).T.T),
+    "of a transpose": ("mk,nk->nm", lambda a, b: jl.matmul(a, b.T).T),
+    "of a batch": ("bmk,bkn->mbn", lambda a, b: jnp.swapaxes(jl.matmul(a, b), 0, 1)),
+    "a gradient by a transpose": (
+        "mk,mn->nk",
+        lambda a, b: jax.linear_transpose(lambda w: jl.matmul(a, w.T), WEIGHT)(b)[0],
+    ),
+    "in calls": (
+        "mk,kn->nm",
+        lambda a, b: jax.jit(lambda a: jax.jit(jl.matmul)(a, b).T)(a),
+    ),
+    "in a scan": (
+        "bmk,kn->bnm",
+        lambda a, b: jax.lax.map(lambda one: jl.matmul(one, b).T, a),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_results_are_written_as_they_are_read(name):
+    spec, f = WRITTEN[name]
+    sizes = {"m": 40, "n": 56, "k": 24, "b": 3}
+    a, b = (
+        array([sizes[letter] for letter in term], "float32", seed)
+        for seed, term in enumerate(spec.split("->")[0].split(","))
+    )
+    hlo = compiled(f, a, b)
+    kept = 1 if name == "in calls" else 0  # whose results are their own
+    assert count("transpose", hlo) == kept
+    assert "jax_layout_gemm" in hlo
+    close(jax.jit(f)(a, b), np.einsum(spec, exact(a), exact(b)))
+
+
+def test_what_is_read_in_two_orders_is_computed_once():
+    a, b = array((40, 24), "float32"), array((24, 56), "float32", 1)
+
+    def f(a, b):
+        y = jl.matmul(a, b)
+        return y.T, jnp.sin(y)
+
+    hlo = compiled(f, a, b)
+    assert hlo.count('custom_call_target="jax_layout_gemm"') == 1
+    expected = exact(a) @ exact(b)
+    turned, sines = jax.jit(f)(a, b)
+    close(turned, expected.T)
+    close(sines, np.sin(expected))
+
+
+def test_transposes_that_no_kernel_writes():
+    """Of a sum with another array, and of axes that are no neighbours in the result."""
+    a, b = array((40, 24), "float32"), array((24, 56), "float32", 1)
+    c = array((40, 56), "float32", 2)
+    close(jax.jit(lambda a, b, c: jl.gemm(a, b, c).T)(a, b, c),
+          (exact(a) @ exact(b) + exact(c)).T)  # fmt: skip
+    a = array((6, 5, 24), "float32")
+    f = lambda a, b: jnp.transpose(jl.matmul(a, b), (0, 2, 1))  # noqa: E731
+    close(jax.jit(f)(a, b), np.einsum("xyk,kn->xny", exact(a), exact(b)))
+
+
 def test_tune_gemms(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
         jl.tune_gemms(candidates=np.int64(0))
