@@ -20,6 +20,7 @@ from benchmarks.peers import peak_peer, sweep_peer
 from benchmarks.peers.torch_peer import synchronize
 from benchmarks.results import CaseResult
 from benchmarks.runner import Work
+from jax_layout import installed
 
 try:
     import torch
@@ -157,10 +158,9 @@ def _jax_contenders(
 ) -> list[Contender]:
     if device.platform != "cpu":
         return [_many("ours", case.ours, sets), _many("jnp", case.jnp, sets)]
-    functions = {
-        "ours": jax.jit(case.ours).lower(*sets[0]).compile(),
-        "jnp": jax.jit(case.jnp).lower(*sets[0]).compile(),
-    }
+    with installed(None if case.installed else ()):
+        ours = jax.jit(case.ours).lower(*sets[0]).compile()
+    functions = {"ours": ours, "jnp": jax.jit(case.jnp).lower(*sets[0]).compile()}
     if case.group != "tiny" and case.flops and _onednn_takes(case.dtype):
         lowered = jax.jit(case.jnp).lower(*sets[0])
         functions["jnp onednn"] = lowered.compile(compiler_options=_ONEDNN)

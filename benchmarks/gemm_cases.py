@@ -32,6 +32,7 @@ class GemmCase:
       index: the extent and number of the indices that are one more operand, the last.
       in_order: whether these are sorted.
       swept: whether reading the operands once is the ceiling.
+      installed: whether ours is compiled while `jax_layout.installed()`.
     """
 
     group: str
@@ -45,6 +46,7 @@ class GemmCase:
     index: tuple[int, int] | None = None
     in_order: bool = False
     swept: bool = False
+    installed: bool = False
 
     @property
     def config(self) -> dict[str, str]:
@@ -345,6 +347,54 @@ def _stacked() -> list[GemmCase]:
     ]
 
 
+def _by_transpose(
+    rows: int, size: int, dtype: str, backward: bool, installed: bool
+) -> GemmCase:
+    """A weight's transpose as one writes it, in jax's product or in ours."""
+    x, w, ct = (rows, size), (2 * size, size), (rows, 2 * size)
+
+    def forward(product: Function) -> Function:
+        return lambda x, w: product(x, w.T)
+
+    def gradient(product: Function) -> Function:
+        return lambda x, w, ct: jax.vjp(forward(product), x, w)[1](ct)
+
+    def torch(module: Any) -> Function:
+        if not backward:
+            return forward(module.matmul)
+
+        def both(x: Any, w: Any, ct: Any) -> Any:
+            x, w = (v.detach().requires_grad_() for v in (x, w))
+            with module.enable_grad():
+                return module.autograd.grad(x @ w.T, (x, w), ct)
+
+        return both
+
+    made = gradient if backward else forward
+    written = "x @ w.T, installed" if installed else "matmul(x, w.T)"
+    return GemmCase(
+        "transposed",
+        f"{rows}x{size}, {written}{', gradients' if backward else ''}",
+        (x, w, ct) if backward else (x, w),
+        dtype,
+        2 * rows * size * 2 * size * (1 + backward),
+        made(jnp.matmul if installed else jl.matmul),
+        made(jnp.matmul),
+        torch,
+        installed=installed,
+    )
+
+
+def _transposed() -> list[GemmCase]:
+    return [
+        _by_transpose(rows, size, dtype, backward, installed)
+        for dtype in ("bfloat16", "float32")
+        for installed in (True, False)
+        for backward in (False, True)
+        for rows, size in ((1, 128), (1, 1024), (16, 1024), (512, 1024))
+    ]
+
+
 def _tiny() -> list[GemmCase]:
     return [
         _einsum("tiny", f"{n} {form}", _FORMS[form], dtype, m=n, n=n, k=n)
@@ -366,4 +416,5 @@ def all_cases() -> dict[str, list[GemmCase]]:
         "tiny": _tiny(),
         "linear": _linears(),
         "stacked": _stacked(),
+        "transposed": _transposed(),
     }

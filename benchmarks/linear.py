@@ -8,5 +8,6 @@ from benchmarks import profiles
 from benchmarks.gemm import main
 
 if __name__ == "__main__":
-    run = functools.partial(main, name="linear", groups=("linear", "stacked"))
+    groups = "linear", "stacked", "transposed"
+    run = functools.partial(main, name="linear", groups=groups)
     sys.exit(profiles.start(run))

@@ -24,6 +24,7 @@ from jax_layout.install import calls, pooling, products, rules
 from jax_layout.install.record import Lowered, Record
 from jax_layout.install.rules import Program, Rule
 from jax_layout.optimize.optimize import with_channels_last
+from jax_layout.optimize.products import through_transposes
 
 # By jax's name of a primitive: the primitive, and what may lower it.
 _RULES: dict[str, tuple[Any, Rule]] = {
@@ -202,7 +203,8 @@ def _wrap_all() -> None:
 
 
 def _rewritten(name: str, jaxpr: Any, platform: str, for_export: bool) -> Any:
-    """A program channels-last and with calls of attention, before it is lowered."""
+    """A program as it is to be lowered: channels-last, with calls of attention and
+    layers, and with products that read through transposes."""
     state = _installed.value
     if state is None or choices.are_plain():
         return jaxpr
@@ -217,7 +219,7 @@ def _rewritten(name: str, jaxpr: Any, platform: str, for_export: bool) -> Any:
             log.add(Lowered(name, "layout", "of convolutions", "channels-last", less))
     if "dot_general" not in state.operators:
         return jaxpr
-    program, ours = calls.with_calls(jaxpr)
+    program, ours = calls.with_calls(through_transposes(jaxpr)[0])
     for call in ours:
         arrays = ", ".join(v.aval.str_short() for v in call.invars[:3])
         log.add(Lowered(name, "dot_general", arrays, call.primitive.name))

@@ -22,6 +22,7 @@ import jax
 import jax.extend.backend
 import numpy as np
 from jax import Array
+from jax.extend.core import jaxpr_as_fun
 
 from jax_layout import _compat
 from jax_layout.formats.annotations import FormattedArray
@@ -42,6 +43,7 @@ from jax_layout.optimize.plan import (
     Planner,
     emit,
 )
+from jax_layout.optimize.products import through_transposes
 from jax_layout.optimize.program import (
     differentiates_weights,
     holds_channels_first,
@@ -73,6 +75,7 @@ class LayoutReport:
       attentions: products and softmaxes that became a call of attention, or of its
         gradients.
       layers: products, biases and gelus that became one call.
+      products: those that read what was transposed for them, plan or not.
     """
 
     original_bytes: int
@@ -82,6 +85,7 @@ class LayoutReport:
     barriers: dict[str, int]
     attentions: int = 0
     layers: int = 0
+    products: int = 0
 
 
 def _convolution(eqn: Equation, formats: Formats, planner: Planner) -> Step | None:
@@ -334,9 +338,11 @@ def trace(
         whole = [next(rest) if is_array(x) else x for x in out["leaves"]]
         return jax.tree.unflatten(out["tree"], whole)
 
+    def plain() -> list[Any]:
+        return [leaf.logical() if is_formatted(leaf) else leaf for leaf in leaves]
+
     def original() -> Any:
-        plain = [leaf.logical() if is_formatted(leaf) else leaf for leaf in leaves]
-        again, named = jax.tree.unflatten(tree, plain)
+        again, named = jax.tree.unflatten(tree, plain())
         return f(*again, **named)
 
     closed = jax.make_jaxpr(function)(*logical)
@@ -362,6 +368,14 @@ def trace(
             stacklevel=3,
         )
         return traced
+    products = 0
+    if platform == "cpu":
+        closed, products = through_transposes(closed)
+    if products:
+        total = original_bytes(closed)
+        traced.closed = closed
+        traced.original = lambda: jaxpr_as_fun(closed)(*(plain()[i] for i in places))
+        traced.report = LayoutReport(total, total, False, 0, {}, products=products)
     anchors: list[Anchor | None] = [anchor]
     if policy == "auto":
         # Kernels of ours are worth a convolution even where it keeps its order.
@@ -388,6 +402,7 @@ def trace(
             dict(cost.barriers),
             len(planner.attended) if better else 0,
             len(planner.layers) if better else 0,
+            products,
         )
         if better and candidate is not anchors[-1] and not weights:
             # Kernels that read any order move less where they are.

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Literal
+from jax.extend.core import Literal, primitives
 from jax.lax import DotAlgorithmPreset
 
 from jax_layout import _backends, _compat, choices
@@ -23,9 +24,11 @@ from jax_layout.formats.memory_format import MemoryFormat, row_major
 from jax_layout.formats.pointwise import ELEMENTWISE
 from jax_layout.op import by_choice
 from jax_layout.optimize.rules import Equation, Formats, Step, nbytes
-from jax_layout.plain import lax
+from jax_layout.optimize.splice import live
+from jax_layout.plain import jnp, lax
 from jax_layout.products.gemm import GEMM_DTYPES, gemm_kernel, gemm_p
-from jax_layout.products.letters import terms
+from jax_layout.products.letters import terms, untransposed
+from jax_layout.rewriting import rewritten
 
 # What XLA computes in one loop with the transposes before and behind it.
 _FUSED = ELEMENTWISE | {"concatenate", "pad", "slice", "split", "dynamic_slice", "rev"}
@@ -398,3 +401,84 @@ def attends(a: Any, b: Any, dimension_numbers: Any) -> bool:
         return False
     work = choices.Work(f"attention {a.dtype.name}", sizes)
     return choices.choose(work) is not None
+
+
+# --- what XLA would write transposed, though a product reads either order
+
+# In loops and branches XLA runs a product of a vector by less with what is around.
+_LEAST_INSIDE = 1 << 14
+
+
+def through_transposes(closed: Any) -> tuple[Any, int]:
+    """A program for CPUs whose products read what their operands are transposes of.
+
+    Where that is faster on XLA: it reads transposes in place too, but of bfloat16 it
+    widens copies of both operands then, and for a vector it writes the matrix out.
+
+    Args:
+      closed: its jaxpr.
+
+    Returns:
+      its jaxpr, the same one if nothing changed, and the number of such products.
+    """
+    count = 0
+
+    def change(
+        eqns: Sequence[Any], results: Sequence[Any], inside: bool
+    ) -> Sequence[Any]:
+        nonlocal count
+        makers: dict[Any, Any] = {}
+        new = []
+        for eqn in eqns:
+            if eqn.primitive is primitives.transpose_p:
+                makers[eqn.outvars[0]] = eqn
+            elif eqn.primitive is primitives.dot_general_p and is_plain(eqn):
+                for place in range(2):
+                    eqn = _through_transpose(eqn, place, makers, inside)
+            new.append(eqn)
+        changed = sum(map(operator.is_not, new, eqns))
+        count += changed
+        return live(new, results) if changed else eqns
+
+    return rewritten(closed, change), count
+
+
+def _through_transpose(
+    eqn: Equation, place: int, makers: Mapping[Any, Equation], inside: bool
+) -> Equation:
+    """A product of what its operand at this place is a transpose of; or as it was."""
+    v = eqn.invars[place]
+    transpose = None if isinstance(v, Literal) else makers.get(v)
+    if transpose is None:
+        return eqn
+    *operands, y = _letters(eqn)
+    term = untransposed(operands[place], transpose.params["permutation"])
+    summed = set(operands[0]) - set(y)
+    free = [[i for i in given if i not in summed] for given in (term, operands[place])]
+    is_batched = bool(set(operands[0]) & set(operands[1]) & set(y))
+    if is_batched or free[0] != free[1] or not _pays(eqn, place, term, inside):
+        return eqn
+    order = [i for i in operands[0] if i in summed]
+    operands[place] = term
+    sums = tuple(tuple(map(given.index, order)) for given in operands)
+    read = list(eqn.invars)
+    read[place] = transpose.invars[0]
+    params = eqn.params | {"dimension_numbers": (sums, ((), ()))}
+    return _through_transpose(
+        eqn.replace(invars=read, params=params), place, makers, inside
+    )
+
+
+def _pays(eqn: Equation, place: int, term: str, inside: bool) -> bool:
+    """Whether XLA is faster at a product of this operand as it lies, by its letters."""
+    x, w, y = _letters(eqn)
+    a, b = (v.aval for v in eqn.invars)
+    sizes = dict(zip(x + w, a.shape + b.shape, strict=True))
+    rows = [math.prod(sizes[i] for i in term if i in y) for term in (x, w)]
+    if min(rows) > 1:
+        return a.dtype == b.dtype == jnp.bfloat16
+    if not (inside or _compat.fuses_transposes()):
+        return True
+    matrix = eqn.invars[place].aval
+    is_matrix = matrix.size >= max(_LEAST_INSIDE, (a, b)[1 - place].size)
+    return is_matrix and term[0] not in y

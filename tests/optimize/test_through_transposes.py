@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products that stay XLA's read what their operands are transposes of."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+
+import jax_layout as jl
+from hlo import compiled, count
+from jax_layout import _backends, choices
+from jax_layout.optimize.products import through_transposes
+
+needs_kernels = pytest.mark.skipif(
+    not _backends.available("cpu"), reason="the extension module is missing"
+)
+# Before, XLA computed a vector by a transpose in one loop, and widened all of bfloat16.
+WRITES_TRANSPOSES = jax.__version_info__ >= (0, 11)
+needs_writes = pytest.mark.skipif(not WRITES_TRANSPOSES, reason="XLA widens all")
+BF16, F32 = "bfloat16", "float32"
+
+
+def array(*shape, dtype=F32, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def close(ours, theirs):
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        x, y = (np.asarray(v, np.float64) for v in (x, y))
+        atol = (2e-2 if jax.tree.leaves(ours)[0].dtype == BF16 else 1e-5) * abs(y).max()
+        np.testing.assert_allclose(x, y, rtol=0, atol=atol)
+
+
+def contracted(x, w, i, j, **options):
+    return lax.dot_general(x, w, (((i,), (j,)), ((), ())), **options)
+
+
+def matrix(x, w):
+    return x @ w.T
+
+
+def by_rows(x, w):
+    return contracted(x, w.T, 1, 1)
+
+
+def beside(x, w):
+    turned = w.T
+    return x @ turned, turned + 1
+
+
+def steps(x, w):
+    return lax.fori_loop(0, 3, lambda _, h: jnp.tanh(contracted(h, w.T, 1, 1)), x)
+
+
+CALLED = jax.jit(matrix)
+# Shapes and dtype of operands, and how many products read through a transpose.
+READ = {
+    "a weight": (matrix, (8, 24), (16, 24), BF16, 1),
+    "of images": (matrix, (2, 3, 24), (16, 24), BF16, 1),
+    "both": (lambda x, w: x.T @ w.T, (24, 8), (16, 24), BF16, 1),
+    "twice": (lambda x, w: x @ w.T.T.T, (8, 24), (16, 24), BF16, 1),
+    "to float32": (
+        lambda x, w: contracted(x, w.T, 1, 0, preferred_element_type=F32),
+        *((8, 24), (16, 24), BF16, 1),
+    ),
+    "a gradient": (
+        jax.grad(lambda x, w: matrix(x, w).astype(F32).sum(), (0, 1)),
+        *((8, 24), (16, 24), BF16, 2),
+    ),
+    "read elsewhere": (beside, (8, 24), (16, 24), BF16, 1),
+    "two axes that are summed over": (
+        lambda x, w: lax.dot_general(
+            x, jnp.transpose(w, (2, 0, 1)), (((1, 2), (0, 2)), ((), ()))
+        ),
+        *((8, 4, 6), (16, 6, 4), BF16, 1),
+    ),
+    "in a call": (
+        lambda x, w: CALLED(x, w) + CALLED(2 * x, w),
+        *((8, 24), (16, 24), BF16, 1),
+    ),
+    "in a loop": (steps, (8, 24), (24, 24), BF16, 1),
+    "a vector": (matrix, (1, 24), (16, 24), F32, int(WRITES_TRANSPOSES)),
+    "a vector and a matrix's rows": (by_rows, (1, 128), (128, 128), F32, 1),
+    "a vector in a loop": (steps, (1, 128), (128, 128), F32, 1),
+    # What XLA does as well, or better, as it is.
+    "float32": (matrix, (8, 24), (16, 24), F32, 0),
+    "a small matrix in a loop": (steps, (1, 64), (64, 64), F32, 0),
+    "a dot of rows in a loop": (
+        lambda x, w: lax.fori_loop(0, 3, lambda _, h: jnp.tanh(h @ w.T), x),
+        *((1, 128), (128, 128), F32, 0),
+    ),
+    "a batch": (
+        lambda x, w: jnp.matmul(x, jnp.swapaxes(w, 1, 2)),
+        *((3, 8, 24), (3, 16, 24), BF16, 0),
+    ),
+    "another order of the result": (
+        lambda x, w: contracted(x, jnp.transpose(w, (2, 1, 0)), 1, 0),
+        *((8, 24), (16, 3, 24), BF16, 0),
+    ),
+    "an algorithm": (
+        lambda x, w: contracted(
+            x, w.T, 1, 0, precision=lax.DotAlgorithmPreset.BF16_BF16_F32_X3,
+            preferred_element_type=F32,
+        ),
+        *((8, 24), (16, 24), F32, 0),
+    ),
+}  # fmt: skip
+
+
+def names(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for inner in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda p: hasattr(p, "eqns")
+        ):
+            if hasattr(inner, "eqns"):
+                yield from names(inner)
+
+
+@pytest.mark.parametrize("case", READ)
+def test_which_products_read_through_transposes(case):
+    f, x, w, dtype, products = READ[case]
+    x, w = array(*x, dtype=dtype), array(*w, dtype=dtype, seed=1)
+    closed = jax.make_jaxpr(f)(x, w)
+    found, changed = through_transposes(closed)
+    assert changed == products
+    before, after = ([*names(j.jaxpr)].count("transpose") for j in (closed, found))
+    assert (after < before) == (products > 0 and case != "read elsewhere")
+    assert products > 0 or found is closed
+    if case != "an algorithm":  # which CPUs do not have
+        close(jax.jit(jaxpr_as_fun(found))(x, w), jax.jit(f)(x, w))
+
+
+CALLS = {
+    "convert": pytest.param(matrix, 64, BF16, "convert", marks=needs_writes),
+    "transpose": pytest.param(by_rows, 1, F32, "transpose"),
+}
+
+
+@pytest.mark.parametrize("f, rows, dtype, moved", CALLS.values(), ids=CALLS)
+def test_optimize_layout_has_xla_read_weights_as_they_lie(f, rows, dtype, moved):
+    x, w = array(rows, 256, dtype=dtype), array(256, 256, dtype=dtype, seed=1)
+    optimized = jl.optimize_layout(f)
+    with choices.forced("lax"):
+        report = optimized.layout_report(x, w)
+        assert report.products == 1 and not report.optimized
+        ours, theirs = (compiled(g, x, w) for g in (optimized, f))
+    assert count(moved, ours) == 0 < count(moved, theirs)
+    close(optimized(x, w), f(x, w))
+    gradient = jax.grad(lambda w, g: g(x, w).astype(F32).sum())
+    close(gradient(w, optimized), gradient(w, f))
+
+
+def test_formatted_arrays_reach_a_program_that_keeps_its_order():
+    x, w = array(8, 24, dtype=BF16), array(16, 24, dtype=BF16, seed=1)
+    image = array(2, 3, 4, 4)
+    f = lambda image, x, w: (image + 1, x @ w.T)  # noqa: E731
+    last = jl.with_memory_format(image, jl.channels_last)
+    with choices.forced("lax"):
+        close(jl.optimize_layout(f)(last, x, w), f(image, x, w))
+
+
+@needs_kernels
+@pytest.mark.parametrize("f, rows, dtype, moved", CALLS.values(), ids=CALLS)
+def test_install_has_xla_read_weights_as_they_lie(f, rows, dtype, moved, monkeypatch):
+    x, w = array(rows, 256, dtype=dtype), array(256, 256, dtype=dtype, seed=1)
+    monkeypatch.setattr(choices, "choose", lambda *_: None)
+
+    def moves(operators):
+        with jl.installed(operators):
+            return count(moved, compiled(lambda x, w: f(x, w), x, w))
+
+    assert moves(None) == 0 < moves(["transpose"]) == moves(())
+
+
+@needs_kernels
+@pytest.mark.parametrize("rows, dtype, moved", [
+    pytest.param(64, BF16, "convert", marks=needs_writes),
+    pytest.param(1, F32, "transpose", marks=needs_writes),
+])  # fmt: skip
+def test_ours_has_xla_read_weights_as_they_lie(rows, dtype, moved, monkeypatch):
+    x, w = array(rows, 256, dtype=dtype), array(256, 256, dtype=dtype, seed=1)
+    monkeypatch.setattr(choices, "choose", lambda *_: None)
+    assert count(moved, compiled(lambda x, w: jl.matmul(x, w.T), x, w)) == 0
+    assert count(moved, compiled(lambda x, w: jnp.matmul(x, w.T), x, w)) > 0
+    looped = lambda x, w: lax.fori_loop(0, 3, lambda _, h: jl.matmul(h, w.T), x)  # noqa: E731
+    plain = lambda x, w: lax.fori_loop(0, 3, lambda _, h: h @ w.T, x)  # noqa: E731
+    ours, theirs = (count(moved, compiled(f, x, w)) for f in (looped, plain))
+    assert ours == theirs
