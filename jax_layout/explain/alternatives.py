@@ -67,14 +67,15 @@ def laid_out(
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_formatted)
     if report.platform != "cpu" or any(map(is_formatted, leaves)):
         return
-    if not _more(report.reordered_bytes(), 0, report):
+    if not _more(report.cost.moved, 0, report):
         return
     if original is None:
         optimized: Any = optimize_layout(f, platform="cpu")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of functions that it leaves as they are
             plan = optimized.layout_report(*args, **kwargs)
-        if plan.optimized and plan.planned_bytes < plan.original_bytes:
+        moves_less = plan.optimized and plan.planned_bytes < plan.original_bytes
+        if moves_less or plan.products:
             how = "jl.optimize_layout around the whole function"
             then = compiled(optimized, args, kwargs)
             yield from _less("optimize-layout", how, then, report)

@@ -452,18 +452,22 @@ def _through_transpose(
     if transpose is None:
         return eqn
     *operands, y = _letters(eqn)
-    term = untransposed(operands[place], transpose.params["permutation"])
-    summed = set(operands[0]) - set(y)
-    free = [[i for i in given if i not in summed] for given in (term, operands[place])]
-    is_batched = bool(set(operands[0]) & set(operands[1]) & set(y))
-    if is_batched or free[0] != free[1] or not _pays(eqn, place, term, inside):
+    before = operands[place]
+    operands[place] = term = untransposed(before, transpose.params["permutation"])
+    both = [i for i in operands[0] if i in operands[1]]
+    summed, batch = ([i for i in both if (i in y) == kept] for kept in (False, True))
+    orders = [[i for i in given if i in y] for given in (before, term)]
+    # Batches that lie inside are XLA's to place, with what is around them.
+    leads = term.startswith("".join(batch)) and y.startswith("".join(batch))
+    if orders[0] != orders[1] or not leads or not _pays(eqn, place, term, inside):
         return eqn
-    order = [i for i in operands[0] if i in summed]
-    operands[place] = term
-    sums = tuple(tuple(map(given.index, order)) for given in operands)
+    numbers = tuple(
+        tuple(tuple(map(given.index, letters)) for given in operands)
+        for letters in (summed, batch)
+    )
     read = list(eqn.invars)
     read[place] = transpose.invars[0]
-    params = eqn.params | {"dimension_numbers": (sums, ((), ()))}
+    params = eqn.params | {"dimension_numbers": numbers}
     return _through_transpose(
         eqn.replace(invars=read, params=params), place, makers, inside
     )
@@ -474,9 +478,14 @@ def _pays(eqn: Equation, place: int, term: str, inside: bool) -> bool:
     x, w, y = _letters(eqn)
     a, b = (v.aval for v in eqn.invars)
     sizes = dict(zip(x + w, a.shape + b.shape, strict=True))
-    rows = [math.prod(sizes[i] for i in term if i in y) for term in (x, w)]
+    rows = [
+        math.prod(sizes[i] for i in given if i in y and i not in other)
+        for given, other in ((x, w), (w, x))
+    ]
     if min(rows) > 1:
         return a.dtype == b.dtype == jnp.bfloat16
+    if set(x) & set(w) & set(y):
+        return False
     if not (inside or _compat.fuses_transposes()):
         return True
     matrix = eqn.invars[place].aval

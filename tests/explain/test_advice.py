@@ -200,6 +200,19 @@ def test_plans_are_named_where_they_move_less():
     assert "jl.plan_layout, 2 arguments laid out once" in found.message
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason="XLA widens bfloat16 in either order"
+)
+def test_plans_are_named_that_read_through_a_transpose():
+    shapes = (64, 256), (256, 256)
+    with choices.forced("lax"):
+        turned = explained(lambda x, w: x @ w.T, *shapes, dtype=BF16)
+        straight = explained(lambda x, w: x @ w, *shapes, dtype=BF16)
+    (found,) = advice(turned, "optimize-layout")
+    assert "jl.optimize_layout around the whole function" in found.message
+    assert not advice(straight, "optimize-layout")
+
+
 def test_plans_are_not_named_where_nothing_moves():
     f = lambda x, w: jnp.tanh(x @ w)  # noqa: E731
     assert not explained(f, (64, 64), (64, 64)).warnings

@@ -77,6 +77,10 @@ READ = {
         ),
         *((8, 4, 6), (16, 6, 4), BF16, 1),
     ),
+    "a batch": (
+        lambda x, w: jnp.matmul(x, jnp.swapaxes(w, 2, 3)),
+        *((3, 2, 8, 24), (3, 2, 16, 24), BF16, 1),
+    ),
     "in a call": (
         lambda x, w: CALLED(x, w) + CALLED(2 * x, w),
         *((8, 24), (16, 24), BF16, 1),
@@ -92,9 +96,13 @@ READ = {
         lambda x, w: lax.fori_loop(0, 3, lambda _, h: jnp.tanh(h @ w.T), x),
         *((1, 128), (128, 128), F32, 0),
     ),
-    "a batch": (
+    "a batch within": (
+        lambda x, w: jnp.matmul(x, jnp.transpose(w, (1, 2, 0))),
+        *((3, 8, 24), (16, 3, 24), BF16, 0),
+    ),
+    "a batch of vectors": (
         lambda x, w: jnp.matmul(x, jnp.swapaxes(w, 1, 2)),
-        *((3, 8, 24), (3, 16, 24), BF16, 0),
+        *((3, 1, 24), (3, 16, 24), F32, 0),
     ),
     "another order of the result": (
         lambda x, w: contracted(x, jnp.transpose(w, (2, 1, 0)), 1, 0),
