@@ -347,6 +347,52 @@ def _stacked() -> list[GemmCase]:
     ]
 
 
+def _turns(rows: int, inner: int, dtype: str, form: str) -> GemmCase:
+    """Two products by the same weights again and again, as an RNN has them."""
+    turns, outer = 32, 4 * inner
+    shapes = (
+        (rows, inner),
+        *((inner, outer), (outer, inner))[:: 1 if form == "NN" else -1],
+    )
+
+    def net(relu: Function, scan: Any) -> Function:
+        def forward(h: Any, a: Any, b: Any) -> Any:
+            def turn(h: Any, _: Any) -> tuple[Any, None]:
+                left, right = (a.T, b.T) if form == "NT" else (a, b)
+                return h + relu(h @ left) @ right / inner, None
+
+            if scan is not None:
+                return scan(turn, h, None, length=turns)[0]
+            for _ in range(turns):
+                h, _ = turn(h, None)
+            return h
+
+        return forward
+
+    plain = net(jax.nn.relu, jax.lax.scan)
+    return GemmCase(
+        "looped",
+        f"{rows} rows by {inner}, {form}, installed",
+        shapes,
+        dtype,
+        4 * rows * turns * inner * outer,
+        plain,
+        plain,
+        lambda torch: net(torch.nn.functional.relu, None),
+        installed=True,
+    )
+
+
+def _looped() -> list[GemmCase]:
+    return [
+        _turns(rows, inner, dtype, form)
+        for dtype in ("bfloat16", "float32")
+        for form in ("NT", "NN")
+        for rows in (1, 2, 8)
+        for inner in (128, 256)
+    ]
+
+
 def _by_transpose(
     rows: int, size: int, dtype: str, backward: bool, installed: bool
 ) -> GemmCase:
@@ -416,5 +462,6 @@ def all_cases() -> dict[str, list[GemmCase]]:
         "tiny": _tiny(),
         "linear": _linears(),
         "stacked": _stacked(),
+        "looped": _looped(),
         "transposed": _transposed(),
     }

@@ -14,7 +14,7 @@ from typing import Any
 from jax.extend.core import Literal
 from jax.extend.core.primitives import transpose_p
 
-from jax_layout.rewriting import rewritten
+from jax_layout.rewriting import Place, rewritten
 
 Written = Callable[[Any, Sequence[int]], dict[str, Any] | None]
 
@@ -32,7 +32,7 @@ def without_transposes(closed: Any, written: Written) -> Any:
       its jaxpr, the same one if nothing changed.
     """
 
-    def change(eqns: Sequence[Any], results: Sequence[Any], _: bool) -> list[Any]:
+    def change(eqns: Sequence[Any], results: Sequence[Any], _: Place) -> list[Any]:
         read = [v for eqn in eqns for v in eqn.invars] + [*results]
         times = collections.Counter(v for v in read if not isinstance(v, Literal))
         new: list[Any] = []

@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jax_layout"
 # Lowest first; rooms of one floor do not know each other.
 FLOORS = (
-    {"_compat", "_backends", "plain", "producers", "rewriting", "arguments"},
-    {"choices", "memory", "partition", "readers"},
-    {"stacks"},
+    {"_compat", "_backends", "plain", "producers", "arguments"},
+    {"choices", "memory", "partition", "rewriting"},
+    {"stacks", "readers"},
     {"op"},
     {"permute"},
     {"products", "formats", "rows"},

@@ -21,7 +21,7 @@ from jax.lax import DotAlgorithm, DotAlgorithmPreset
 from jax_layout import _compat, choices, op, producers
 from jax_layout.install.record import Lowered
 from jax_layout.install.rules import Context, Program, array, method, stays_in_cache
-from jax_layout.optimize.products import attends, letters_of
+from jax_layout.optimize.products import attends, goes_with_others, letters_of
 from jax_layout.plain import jnp
 from jax_layout.products.gemm import GEMM_DTYPES
 from jax_layout.products.letters import untransposed
@@ -43,6 +43,7 @@ class Product:
       plain: lowers it as jax does.
       attends: whether it is ours also before a softmax and another product.
       lowered: what was recorded.
+      block: the body of the loop, if it is XLA's when another there is.
     """
 
     call: Callable[[str], Any]
@@ -51,9 +52,39 @@ class Product:
     plain: Callable[[], Any]
     attends: Callable[[], bool]
     lowered: Lowered
+    block: Any = None
 
 
 def dot_general(
+    program: Program,
+    plain: Callable[..., Any],
+    ctx: Context,
+    lhs: Any,
+    rhs: Any,
+    **params: Any,
+) -> Sequence[Any] | None:
+    """Reads operands through transposes, and those that were widened as they were.
+
+    In a loop, products of few rows are all ours or all XLA's.
+    """
+    few = goes_with_others(params["dimension_numbers"], *ctx.avals_in)
+    if not few or "while" not in _compat.inside():
+        return _ours(program, plain, ctx, lhs, rhs, **params)
+    block = ir.InsertionPoint.current.block
+    if block in program.with_products_of_xla:
+        return None
+    found = _ours(program, plain, ctx, lhs, rhs, **params)
+    if found is not None:
+        program.products[found[0]].block = block
+        return found
+    program.with_products_of_xla.append(block)
+    for value, product in [*program.products.items()]:
+        if product.block == block:
+            _give_back(program, value)
+    return None
+
+
+def _ours(
     program: Program,
     plain: Callable[..., Any],
     ctx: Context,
@@ -64,7 +95,6 @@ def dot_general(
     precision: Any,
     **params: Any,
 ) -> Sequence[Any] | None:
-    """Reads operands through transposes, and those that were widened as they were."""
     (a, b), (out,) = ctx.avals_in, ctx.avals_out
     if a.dtype != b.dtype or {a.dtype.name, out.dtype.name} - set(GEMM_DTYPES):
         return None

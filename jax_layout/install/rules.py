@@ -35,11 +35,13 @@ class Program:
       record: of what becomes of its operations.
       verbose: whether each is logged.
       products: by the operation that stands for it, each product of ours.
+      with_products_of_xla: bodies of loops whose products of few rows are XLA's.
     """
 
     record: Record
     verbose: bool
     products: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    with_products_of_xla: list[Any] = dataclasses.field(default_factory=list)
 
     def log(
         self, primitive: str, ctx: Context, runs: str, kept_bytes: int = 0

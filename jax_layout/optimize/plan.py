@@ -29,6 +29,7 @@ from jax_layout.optimize.products import (
     attention,
     dot_general,
     fused_transposes,
+    goes_with_others,
     own_product,
 )
 from jax_layout.optimize.rules import (
@@ -239,6 +240,8 @@ class Planner:
         key = (id(closed), tuple(formats), ends, constants, trips, *options)
         if key not in self.known:
             jaxpr, captured = self._opened(closed)
+            if self.in_loop:
+                self.theirs.update(self._mixed(jaxpr.eqns))
             start = [*(value.format for value in captured), *formats]
             plan = _assembled(jaxpr, captured, start, self._follow(jaxpr, start))
             hoisted = [1 / trips] * (len(captured) + constants)
@@ -296,6 +299,25 @@ class Planner:
         return dot_general(
             eqn, formats, stays, wish, in_loop=self.in_loop, sliced=sliced
         )
+
+    def _mixed(self, eqns: Sequence[Equation]) -> list[Any]:
+        """The results of a loop's products that are to be XLA's, as others are."""
+        axes = {eqn.outvars[0]: eqn.params["permutation"]
+                for eqn in eqns if eqn.primitive.name == "transpose"}  # fmt: skip
+        ours = {}
+        for eqn in eqns:
+            if eqn.primitive.name != "dot_general":
+                continue
+            arrays: list[Any] = [v.aval for v in eqn.invars]
+            if goes_with_others(eqn.params["dimension_numbers"], *arrays):
+                formats = [
+                    row_major(aval.ndim).transposed(axes[v])
+                    if isinstance(v, Var) and v in axes
+                    else row_major(aval.ndim)
+                    for v, aval in zip(eqn.invars, arrays, strict=True)
+                ]
+                ours[eqn.outvars[0]] = self._product(eqn, formats).ours
+        return [] if all(ours.values()) else [*ours]
 
     def mark_slices(self, closed: Any, count: int) -> None:
         """Notes that so many operands of a loop's body, the last, are of a stack."""

@@ -28,7 +28,7 @@ from jax_layout.optimize.splice import live
 from jax_layout.plain import jnp, lax
 from jax_layout.products.gemm import GEMM_DTYPES, gemm_kernel, gemm_p
 from jax_layout.products.letters import terms, untransposed
-from jax_layout.rewriting import rewritten
+from jax_layout.rewriting import Place, rewritten
 
 # What XLA computes in one loop with the transposes before and behind it.
 _FUSED = ELEMENTWISE | {"concatenate", "pad", "slice", "split", "dynamic_slice", "rev"}
@@ -38,6 +38,9 @@ _PRECISIONS = ("BF16_BF16_F32", "F16_F16_F32", "F32_F32_F32")
 _MOST_MOVED = 4
 # XLA reads a matrix in either order: one that is moved for a kernel of ours costs time.
 _GAIN_OF_MOVED = 1.5
+# A call in a loop's body has XLA run its own products there another way, in which those
+# of so few rows take up to ten times as long: there all of them are XLA's, or none.
+_ALL_OR_NONE = 2
 # In a loop, of operands that a core finds in its own cache: XLA runs what is around a
 # product of its own with it. Tables tell of operands that come from memory.
 _GAIN_IN_LOOPS = 1.3
@@ -189,6 +192,22 @@ def letters_of(dimension_numbers: Any, a: int, b: int) -> tuple[str, str, str]:
     y += [x[i] for i in range(a) if i not in (*lhs_sum, *lhs_batch)]
     y += [w[i] for i in range(b) if i not in shared]
     return "".join(x), "".join(w), "".join(y)
+
+
+def goes_with_others(dimension_numbers: Any, a: Any, b: Any) -> bool:
+    """Whether a product in a loop is XLA's if another is, having so few rows.
+
+    Args:
+      dimension_numbers: of the `dot_general`.
+      a: its first operand.
+      b: its second.
+    """
+    x, w, _ = letters_of(dimension_numbers, a.ndim, b.ndim)
+    rows = [
+        math.prod(n for i, n in zip(term, v.shape, strict=True) if i not in other)
+        for term, v, other in ((x, a, w), (w, b, x))
+    ]
+    return 1 <= min(rows) <= _ALL_OR_NONE < max(rows)
 
 
 def is_plain(eqn: Any) -> bool:
@@ -405,8 +424,9 @@ def attends(a: Any, b: Any, dimension_numbers: Any) -> bool:
 
 # --- what XLA would write transposed, though a product reads either order
 
-# In loops and branches XLA runs a product of a vector by less with what is around.
-_LEAST_INSIDE = 1 << 14
+# In loops and branches XLA runs a product of a vector by less with what is around, and
+# before a loop it widens the weights that all steps read, if not for so many rows.
+_LEAST_INSIDE, _ROWS_INSIDE = 1 << 14, 16
 
 
 def through_transposes(closed: Any) -> tuple[Any, int]:
@@ -423,9 +443,7 @@ def through_transposes(closed: Any) -> tuple[Any, int]:
     """
     count = 0
 
-    def change(
-        eqns: Sequence[Any], results: Sequence[Any], inside: bool
-    ) -> Sequence[Any]:
+    def change(eqns: Sequence[Any], results: Sequence[Any], at: Place) -> Sequence[Any]:
         nonlocal count
         makers: dict[Any, Any] = {}
         new = []
@@ -434,7 +452,7 @@ def through_transposes(closed: Any) -> tuple[Any, int]:
                 makers[eqn.outvars[0]] = eqn
             elif eqn.primitive is primitives.dot_general_p and is_plain(eqn):
                 for place in range(2):
-                    eqn = _through_transpose(eqn, place, makers, inside)
+                    eqn = _through_transpose(eqn, place, makers, at)
             new.append(eqn)
         changed = sum(map(operator.is_not, new, eqns))
         count += changed
@@ -444,7 +462,7 @@ def through_transposes(closed: Any) -> tuple[Any, int]:
 
 
 def _through_transpose(
-    eqn: Equation, place: int, makers: Mapping[Any, Equation], inside: bool
+    eqn: Equation, place: int, makers: Mapping[Any, Equation], at: Place
 ) -> Equation:
     """A product of what its operand at this place is a transpose of; or as it was."""
     v = eqn.invars[place]
@@ -459,21 +477,24 @@ def _through_transpose(
     orders = [[i for i in given if i in y] for given in (before, term)]
     # Batches that lie inside are XLA's to place, with what is around them.
     leads = term.startswith("".join(batch)) and y.startswith("".join(batch))
-    if orders[0] != orders[1] or not leads or not _pays(eqn, place, term, inside):
+    (x,) = transpose.invars
+    is_slice = any(v is x for v in at.slices)
+    pays = _pays(eqn, place, term, at.inside, is_slice)
+    if orders[0] != orders[1] or not leads or not pays:
         return eqn
     numbers = tuple(
         tuple(tuple(map(given.index, letters)) for given in operands)
         for letters in (summed, batch)
     )
     read = list(eqn.invars)
-    read[place] = transpose.invars[0]
+    read[place] = x
     params = eqn.params | {"dimension_numbers": numbers}
     return _through_transpose(
-        eqn.replace(invars=read, params=params), place, makers, inside
+        eqn.replace(invars=read, params=params), place, makers, at
     )
 
 
-def _pays(eqn: Equation, place: int, term: str, inside: bool) -> bool:
+def _pays(eqn: Equation, place: int, term: str, inside: bool, is_slice: bool) -> bool:
     """Whether XLA is faster at a product of this operand as it lies, by its letters."""
     x, w, y = _letters(eqn)
     a, b = (v.aval for v in eqn.invars)
@@ -483,7 +504,8 @@ def _pays(eqn: Equation, place: int, term: str, inside: bool) -> bool:
         for given, other in ((x, w), (w, x))
     ]
     if min(rows) > 1:
-        return a.dtype == b.dtype == jnp.bfloat16
+        few = inside and not is_slice and min(rows) < _ROWS_INSIDE
+        return a.dtype == b.dtype == jnp.bfloat16 and not few
     if set(x) & set(w) & set(y):
         return False
     if not (inside or _compat.fuses_transposes()):

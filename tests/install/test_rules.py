@@ -401,6 +401,30 @@ def test_products_around_a_softmax_go_together(worth, monkeypatch):
     assert hlo.count('custom_call_target="jax_layout_gemm"') == 2 * worth
 
 
+@pytest.mark.parametrize("rows, first, expected", [
+    (2, 64, 0), (2, 96, 0), (2, None, 2), (8, 96, 1),
+])  # fmt: skip
+def test_products_of_few_rows_in_a_loop_go_together(rows, first, expected, monkeypatch):
+    """Whether the first or the second of two products is to be ours, or both are."""
+    products = sys.modules["jax_layout.install.products"]
+    monkeypatch.setattr(products, "stays_in_cache", lambda _: False)
+
+    def one(work, methods=choices.OURS, passes=1, gain=1.0):
+        return methods[0] if first in (None, *work.sizes[:2]) else None
+
+    monkeypatch.setattr(choices, "choose", one)
+
+    def f(x, w, v):
+        step = lambda h, _: (jnp.tanh((h @ w.T).T).T @ v, None)  # noqa: E731
+        return lax.scan(step, x, None, length=3)[0]
+
+    x, w, v = array(rows, 64), array(96, 64, seed=1) / 8, array(96, 64, seed=2) / 9
+    plain, found, record, hlo = both(f, x, w, v)
+    assert_close(found, plain)
+    assert ours(record, "dot_general") == expected
+    assert hlo.count('custom_call_target="jax_layout_gemm"') == expected
+
+
 @pytest.mark.parametrize("gate", [jax.nn.silu, lambda x: x / (1 + jnp.exp(-x))])
 def test_products_around_a_sigmoid_are_not_taken_for_attention(gate, monkeypatch):
     products = sys.modules["jax_layout.install.products"]

@@ -159,6 +159,26 @@ def test_products_beside_one_of_ours_stay_as_they_are(monkeypatch):
 
 
 @needs_kernels
+@pytest.mark.parametrize(
+    "rows, looped, ours", [(2, True, 0), (2, False, 1), (8, True, 1)]
+)
+def test_products_of_few_rows_in_a_loop_go_together(rows, looped, ours, monkeypatch):
+    def one(work, methods=choices.OURS, passes=1, gain=1.0):
+        return methods[0] if work.sizes[1:3] == (96, 64) else None
+
+    monkeypatch.setattr(choices, "choose", one)
+
+    def f(x, w, v):
+        step = lambda h, _: (jnp.tanh(h @ w.T) @ v, None)  # noqa: E731
+        return lax.scan(step, x, None, length=3)[0] if looped else step(x, None)[0]
+
+    args = normal(rows, 64), normal(96, 64, seed=1), normal(96, 64, seed=2)
+    optimized = jl.optimize_layout(f)
+    assert kernels(compiled(optimized, *args)) == ours
+    close(jax.jit(optimized)(*args), jax.jit(f)(*args))
+
+
+@needs_kernels
 def test_the_gradient_of_a_loops_weights_is_written_in_their_order():
     def loss(w, x):
         turn = lambda c, x: (jnp.tanh(x @ w + c), None)  # noqa: E731

@@ -85,12 +85,17 @@ READ = {
         lambda x, w: CALLED(x, w) + CALLED(2 * x, w),
         *((8, 24), (16, 24), BF16, 1),
     ),
-    "in a loop": (steps, (8, 24), (24, 24), BF16, 1),
+    "in a loop": (steps, (16, 24), (24, 24), BF16, 1),
+    "a stack in a scan": (
+        lambda x, w: lax.scan(lambda h, w: (jnp.tanh(h @ w.T), None), x, w)[0],
+        *((8, 24), (3, 24, 24), BF16, 1),
+    ),
     "a vector": (matrix, (1, 24), (16, 24), F32, int(WRITES_TRANSPOSES)),
     "a vector and a matrix's rows": (by_rows, (1, 128), (128, 128), F32, 1),
     "a vector in a loop": (steps, (1, 128), (128, 128), F32, 1),
     # What XLA does as well, or better, as it is.
     "float32": (matrix, (8, 24), (16, 24), F32, 0),
+    "few rows in a loop": (steps, (8, 24), (24, 24), BF16, 0),
     "a small matrix in a loop": (steps, (1, 64), (64, 64), F32, 0),
     "a dot of rows in a loop": (
         lambda x, w: lax.fori_loop(0, 3, lambda _, h: jnp.tanh(h @ w.T), x),
