@@ -64,6 +64,10 @@ _ROWS = {
         "linear | 8 rows, NT, in a scan | bf16 | stacked"
     ),
     "the same, layer by layer": "linear | 8 rows, NT, one by one | bf16 | stacked",
+    "plain `x @ w.T` under `install`, 512 rows by 1024 to 2048, bfloat16": (
+        "linear | 512x1024, x @ w.T, installed | bf16 | transposed"
+    ),
+    "the same of one row": "linear | 1x1024, x @ w.T, installed | bf16 | transposed",
     "float32 product, 2048 square, `x @ w.T`": "gemm | 2048 NT | f32",
     "float32 linear layer, 2048x1024 to 4096": "linear | 2048x1024->4096 | f32",
     "complex64 product, 1024 square": "gemm | 1024 NN | c64",
