@@ -120,10 +120,10 @@ class Op:
         They then read through transposes, and must not read the shape of a buffer.
       turned: `turned(place, axes, **params)`: the parameters of the operator on what
         its operand at this place is a transpose of, by these axes; None if it has none.
-        Kernels for CPUs then read through transposes.
+        Kernels then read through transposes.
       written: `written(axes, *avals, **params)`: the parameters of the operator whose
         result is the transpose, by these axes, of its own; None if it has none. Kernels
-        for CPUs then write what is only transposed so.
+        then write what is only transposed so.
       lax_on_gpu: `lax` in the form that XLA compiles best for GPUs, where that is
         another.
     """
@@ -163,7 +163,7 @@ def _as_read(_: str, jaxpr: Any, platform: str, __: bool) -> Any:
             return None
         return op.written(axes, *(v.aval for v in eqn.invars), **eqn.params)
 
-    if platform != "cpu" or not _backends.available(platform):
+    if platform not in _PLATFORMS or not _backends.available(platform):
         return jaxpr
     return readers.without_transposes(jaxpr, written)
 
@@ -401,7 +401,7 @@ def _lower(
 ) -> Any:
     spread = _compat.partitioning(ctx)
     inner, read, turned = ctx, operands, params
-    if spread == "none" and platform == "cpu" and op.turned is not None:
+    if spread == "none" and op.turned is not None:
         inner, read, turned = _through_transposes(op.turned, ctx, operands, params)
     kernel = _kernel(op, platform, inner, turned)
     if kernel is None and read != operands:
@@ -412,8 +412,8 @@ def _lower(
         chosen = by_choice(_placed(kernel, inner, read))
         if chosen is None:
             with choices.forced("lax"):  # the operators that it is made of, too
-                if _compat.fuses_transposes():
-                    return fallback(ctx, *operands, **params)
+                if platform != "cpu" or _compat.fuses_transposes():
+                    return fallback(ctx, *operands, **params)  # XLA reads through them
                 return fallback(inner, *read, **turned)  # as the tables have it
         return custom_call(op, chosen, inner, *read)
     if spread == "unknown" or op.sharding is None:

@@ -33,6 +33,7 @@ from jax_layout.products import integers
 from jax_layout.products.letters import (
     order_of,
     plan_of,
+    reordered,
     terms,
     turned,
     unused_letter,
@@ -98,7 +99,7 @@ def contract(
     if y2 != y:
         new = [y.index(label) for label in y2]
         c = None if c is None else permute(c, new)
-        out_sharding = _reorder(out_sharding, new)
+        out_sharding = reordered(out_sharding, new)
     out = gemm_p(
         *((a, b) if c is None else (a, b, c)),
         spec=f"{x2},{w2}->{y2}",
@@ -109,13 +110,6 @@ def contract(
         out_sharding=out_sharding,
     )
     return out if y2 == y else permute(out, [y2.index(label) for label in y])
-
-
-def _reorder(sharding: Any, axes: Sequence[int]) -> Any:
-    if sharding is None:
-        return None
-    spec = tuple(sharding.spec) + (None,) * (len(axes) - len(sharding.spec))
-    return sharding.update(spec=jax.P(*(spec[axis] for axis in axes)))
 
 
 # --- what can be seen of a plan
@@ -319,7 +313,7 @@ def _lax(
         dimension_numbers=(sums, batches),
         precision=precision,
         preferred_element_type=summed_in,
-        out_sharding=_reorder(out_sharding, [y.index(i) for i in order]),
+        out_sharding=reordered(out_sharding, [y.index(i) for i in order]),
     )
     k = math.prod(a.shape[i] for i in sums[0])
     out = integers.product(dot, a, b, summed_in, k)

@@ -8,6 +8,8 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from jax_layout import _backends
 
 
@@ -41,6 +43,14 @@ def plan_of(spec: str, a: tuple[int, ...], b: tuple[int, ...]) -> dict[str, Any]
     return _backends.module("cpu").gemm_plan(spec, a, b)
 
 
+def reordered(sharding: Any, axes: Sequence[int]) -> Any:
+    """The sharding of an array's transpose; None of None."""
+    if sharding is None:
+        return None
+    spec = tuple(sharding.spec) + (None,) * (len(axes) - len(sharding.spec))
+    return sharding.update(spec=jax.P(*(spec[axis] for axis in axes)))
+
+
 def untransposed(term: str, axes: Sequence[int]) -> str:
     """The letters of what an array with these letters is a transpose of."""
     letters = dict(zip(axes, term, strict=True))
@@ -59,11 +69,18 @@ def turned(
 
 
 def written(
-    axes: Sequence[int], a: Any, b: Any, *c: Any, spec: str, **params: Any
+    axes: Sequence[int],
+    a: Any,
+    b: Any,
+    *c: Any,
+    spec: str,
+    out_sharding: Any,
+    **params: Any,
 ) -> dict[str, Any] | None:
     """The product whose result is the transpose of another's: `Op.written`."""
     x, w, y = terms(spec)
     spec = f"{x},{w}->{''.join(y[axis] for axis in axes)}"
-    if c or params["out_sharding"] is not None:
+    if c or plan_of(spec, a.shape, b.shape) is None:
         return None
-    return None if plan_of(spec, a.shape, b.shape) is None else {"spec": spec, **params}
+    placed = reordered(out_sharding, axes)
+    return {"spec": spec, "out_sharding": placed, **params}

@@ -35,6 +35,20 @@ def test_an_einsum_is_one_call(spec, dtype):
     assert kernels(hlo) == 1 and moved(hlo) == {}
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_transposes_are_read_and_written_through(dtype):
+    shapes = (512, 256), (1024, 256)
+    turned = lambda x, w: jl.matmul(x, w.T)  # noqa: E731
+    both = lambda x, w: jax.vjp(turned, x, w)[1](jnp.ones((512, 1024), dtype))  # noqa: E731
+    hlo = compiled(turned, *shapes, dtype=dtype)
+    assert kernels(hlo) == 1 and moved(hlo) == {}
+    hlo = compiled(both, *shapes, dtype=dtype)
+    assert kernels(hlo) == 2 and count("transpose", hlo) == 0
+    with forced("lax"):  # XLA's own read through them, too
+        hlo = compiled(lambda x, w: turned(x, w), *shapes, dtype=dtype)
+    assert (kernels(hlo), products(hlo), moved(hlo)) == (0, 1, {})
+
+
 @pytest.mark.parametrize("m", ["mk", "km"])
 @pytest.mark.parametrize("n", ["kn", "nk"])
 @pytest.mark.parametrize("y", ["mn", "nm"])
