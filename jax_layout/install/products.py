@@ -21,7 +21,12 @@ from jax.lax import DotAlgorithm, DotAlgorithmPreset
 from jax_layout import _compat, choices, op, producers
 from jax_layout.install.record import Lowered
 from jax_layout.install.rules import Context, Program, array, method, stays_in_cache
-from jax_layout.optimize.products import attends, goes_with_others, letters_of
+from jax_layout.optimize.products import (
+    attends,
+    goes_with_others,
+    is_large,
+    letters_of,
+)
 from jax_layout.plain import jnp
 from jax_layout.products.gemm import GEMM_DTYPES
 from jax_layout.products.letters import untransposed
@@ -65,12 +70,16 @@ def dot_general(
 ) -> Sequence[Any] | None:
     """Reads operands through transposes, and those that were widened as they were.
 
-    In a loop, products of few rows are all ours or all XLA's.
+    In a loop, products of few rows are all ours or all XLA's, if none is large.
     """
     few = goes_with_others(params["dimension_numbers"], *ctx.avals_in)
     if not few or "while" not in _compat.inside():
         return _ours(program, plain, ctx, lhs, rhs, **params)
     block = ir.InsertionPoint.current.block
+    if is_large(*ctx.avals_in):
+        program.with_large_products.append(block)
+    if block in program.with_large_products:
+        return _ours(program, plain, ctx, lhs, rhs, **params)
     if block in program.with_products_of_xla:
         return None
     found = _ours(program, plain, ctx, lhs, rhs, **params)

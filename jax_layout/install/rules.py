@@ -36,12 +36,14 @@ class Program:
       verbose: whether each is logged.
       products: by the operation that stands for it, each product of ours.
       with_products_of_xla: bodies of loops whose products of few rows are XLA's.
+      with_large_products: those in which each is ours or XLA's on its own.
     """
 
     record: Record
     verbose: bool
     products: dict[Any, Any] = dataclasses.field(default_factory=dict)
     with_products_of_xla: list[Any] = dataclasses.field(default_factory=list)
+    with_large_products: list[Any] = dataclasses.field(default_factory=list)
 
     def log(
         self, primitive: str, ctx: Context, runs: str, kept_bytes: int = 0

@@ -30,6 +30,7 @@ from jax_layout.optimize.products import (
     dot_general,
     fused_transposes,
     goes_with_others,
+    is_large,
     own_product,
 )
 from jax_layout.optimize.rules import (
@@ -310,6 +311,8 @@ class Planner:
                 continue
             arrays: list[Any] = [v.aval for v in eqn.invars]
             if goes_with_others(eqn.params["dimension_numbers"], *arrays):
+                if is_large(*arrays):
+                    return []
                 formats = [
                     row_major(aval.ndim).transposed(axes[v])
                     if isinstance(v, Var) and v in axes

@@ -210,6 +210,14 @@ def goes_with_others(dimension_numbers: Any, a: Any, b: Any) -> bool:
     return 1 <= min(rows) <= _ALL_OR_NONE < max(rows)
 
 
+def is_large(*arrays: Any) -> bool:
+    """Whether a core's second-level cache does not hold an operand.
+
+    A loop with a product of one is as slow as memory, however others in it run.
+    """
+    return max(map(nbytes, arrays)) > choices.level2_bytes() / choices.threads()
+
+
 def is_plain(eqn: Any) -> bool:
     """Whether a product is one of numbers as they are."""
     if _compat.says_where(eqn):

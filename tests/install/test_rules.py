@@ -401,13 +401,17 @@ def test_products_around_a_softmax_go_together(worth, monkeypatch):
     assert hlo.count('custom_call_target="jax_layout_gemm"') == 2 * worth
 
 
-@pytest.mark.parametrize("rows, first, expected", [
-    (2, 64, 0), (2, 96, 0), (2, None, 2), (8, 96, 1),
+@pytest.mark.parametrize("rows, first, large, expected", [
+    (2, 64, False, 0), (2, 96, False, 0), (2, None, False, 2), (8, 96, False, 1),
+    (2, 96, True, 1),
 ])  # fmt: skip
-def test_products_of_few_rows_in_a_loop_go_together(rows, first, expected, monkeypatch):
+def test_products_of_few_rows_in_a_loop_go_together(
+    rows, first, large, expected, monkeypatch
+):
     """Whether the first or the second of two products is to be ours, or both are."""
     products = sys.modules["jax_layout.install.products"]
     monkeypatch.setattr(products, "stays_in_cache", lambda _: False)
+    monkeypatch.setattr(products, "is_large", lambda *_: large)
 
     def one(work, methods=choices.OURS, passes=1, gain=1.0):
         return methods[0] if first in (None, *work.sizes[:2]) else None

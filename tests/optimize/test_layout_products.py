@@ -160,17 +160,20 @@ def test_products_beside_one_of_ours_stay_as_they_are(monkeypatch):
 
 @needs_kernels
 @pytest.mark.parametrize(
-    "rows, looped, ours", [(2, True, 0), (2, False, 1), (8, True, 1)]
+    "rows, where, ours",
+    [(2, "loop", 0), (2, "", 1), (8, "loop", 1), (2, "loop of large ones", 1)],
 )
-def test_products_of_few_rows_in_a_loop_go_together(rows, looped, ours, monkeypatch):
+def test_products_of_few_rows_in_a_loop_go_together(rows, where, ours, monkeypatch):
     def one(work, methods=choices.OURS, passes=1, gain=1.0):
         return methods[0] if work.sizes[1:3] == (96, 64) else None
 
     monkeypatch.setattr(choices, "choose", one)
+    if where == "loop of large ones":
+        monkeypatch.setattr(choices, "level2_bytes", lambda: 4 * 96 * 64)
 
     def f(x, w, v):
         step = lambda h, _: (jnp.tanh(h @ w.T) @ v, None)  # noqa: E731
-        return lax.scan(step, x, None, length=3)[0] if looped else step(x, None)[0]
+        return lax.scan(step, x, None, length=3)[0] if where else step(x, None)[0]
 
     args = normal(rows, 64), normal(96, 64, seed=1), normal(96, 64, seed=2)
     optimized = jl.optimize_layout(f)
