@@ -26,6 +26,7 @@ from jax_layout.optimize.products import (
     goes_with_others,
     is_large,
     letters_of,
+    rows_of,
 )
 from jax_layout.plain import jnp
 from jax_layout.products.gemm import GEMM_DTYPES
@@ -125,8 +126,7 @@ def _ours(
     if stays or _fuses(program, ctx, lhs, rhs):
         return None
     # Of a matrix that XLA computes for a vector's sake, it writes nothing.
-    free = [math.prod(sizes[i] for i in term if i in y and i not in other)
-            for term, other in ((x, w), (w, x))]  # fmt: skip
+    free = rows_of(dimension_numbers, a, b)
     matrix = lhs if free[1] == 1 else rhs if free[0] == 1 else None
     passes = 2 if matrix is not None and producers.is_computed(matrix) else 1
     given = [(left, right)]

@@ -194,8 +194,8 @@ def letters_of(dimension_numbers: Any, a: int, b: int) -> tuple[str, str, str]:
     return "".join(x), "".join(w), "".join(y)
 
 
-def goes_with_others(dimension_numbers: Any, a: Any, b: Any) -> bool:
-    """Whether a product in a loop is XLA's if another is, having so few rows.
+def rows_of(dimension_numbers: Any, a: Any, b: Any) -> tuple[int, int]:
+    """The extents of both operands' axes that the other lacks, multiplied.
 
     Args:
       dimension_numbers: of the `dot_general`.
@@ -203,10 +203,16 @@ def goes_with_others(dimension_numbers: Any, a: Any, b: Any) -> bool:
       b: its second.
     """
     x, w, _ = letters_of(dimension_numbers, a.ndim, b.ndim)
-    rows = [
+    first, second = (
         math.prod(n for i, n in zip(term, v.shape, strict=True) if i not in other)
         for term, v, other in ((x, a, w), (w, b, x))
-    ]
+    )
+    return first, second
+
+
+def goes_with_others(dimension_numbers: Any, a: Any, b: Any) -> bool:
+    """Whether a product in a loop is XLA's if another is, having so few rows."""
+    rows = rows_of(dimension_numbers, a, b)
     return 1 <= min(rows) <= _ALL_OR_NONE < max(rows)
 
 
@@ -449,6 +455,8 @@ def through_transposes(closed: Any) -> tuple[Any, int]:
     Returns:
       its jaxpr, the same one if nothing changed, and the number of such products.
     """
+    if not all(isinstance(n, int) for aval in closed.in_avals for n in aval.shape):
+        return closed, 0
     count = 0
 
     def change(eqns: Sequence[Any], results: Sequence[Any], at: Place) -> Sequence[Any]:
@@ -504,20 +512,15 @@ def _through_transpose(
 
 def _pays(eqn: Equation, place: int, term: str, inside: bool, is_slice: bool) -> bool:
     """Whether XLA is faster at a product of this operand as it lies, by its letters."""
-    x, w, y = _letters(eqn)
-    a, b = (v.aval for v in eqn.invars)
-    sizes = dict(zip(x + w, a.shape + b.shape, strict=True))
-    rows = [
-        math.prod(sizes[i] for i in given if i in y and i not in other)
-        for given, other in ((x, w), (w, x))
-    ]
-    if min(rows) > 1:
-        few = inside and not is_slice and min(rows) < _ROWS_INSIDE
+    arrays = a, b = [v.aval for v in eqn.invars]
+    rows = min(rows_of(eqn.params["dimension_numbers"], a, b))
+    if rows > 1:
+        few = inside and not is_slice and rows < _ROWS_INSIDE
         return a.dtype == b.dtype == jnp.bfloat16 and not few
+    x, w, y = _letters(eqn)
     if set(x) & set(w) & set(y):
         return False
     if not (inside or _compat.fuses_transposes()):
         return True
-    matrix = eqn.invars[place].aval
-    is_matrix = matrix.size >= max(_LEAST_INSIDE, (a, b)[1 - place].size)
+    is_matrix = arrays[place].size >= max(_LEAST_INSIDE, arrays[1 - place].size)
     return is_matrix and term[0] not in y
