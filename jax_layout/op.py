@@ -405,7 +405,8 @@ def _lower(
         inner, read, turned = _through_transposes(op.turned, ctx, operands, params)
     kernel = _kernel(op, platform, inner, turned)
     if kernel is None and read != operands:
-        inner, read, kernel = ctx, operands, _kernel(op, platform, ctx, params)
+        inner, read, turned = ctx, operands, params
+        kernel = _kernel(op, platform, ctx, params)
     if kernel is None:
         return fallback(ctx, *operands, **params)
     if spread == "none":

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of matrices against NumPy in float64: values, dtypes, errors."""
 
+import contextlib
 import functools
 import itertools
 import json
@@ -14,7 +15,7 @@ from jax.test_util import check_grads
 
 import jax_layout as jl
 from hlo import compiled, count
-from jax_layout import _backends
+from jax_layout import _backends, choices
 
 FLOATS = ["float64", "float32", "bfloat16", "float16"]
 COMPLEX = ["complex64", "complex128"]
@@ -398,6 +399,14 @@ def test_a_transpose_that_no_kernel_reads_through_is_written():
     expected = np.einsum("ixj,ijn->xn", exact(a), exact(b))
     close(jax.jit(f)(a, b), expected)
     close(jax.jit(turned)(a, b), expected)
+    with choices.forced("lax"):
+        close(jax.jit(lambda a, b: turned(a, b))(a, b), expected)
+    # Of equal extents, where letters that are mistaken would go unseen.
+    a, b = array((8, 8, 8), "float32"), array((8, 8, 8), "float32", 1)
+    for way in ("lax", None):
+        with choices.forced(way) if way else contextlib.nullcontext():
+            found = jax.jit(lambda a, b: jl.einsum("abm,bna->mn", a, b))(a, b)
+        close(found, np.einsum("abm,bna->mn", exact(a), exact(b)))
 
 
 WEIGHT = jax.ShapeDtypeStruct((56, 24), "float32")
