@@ -254,23 +254,6 @@ def _linear(
 
         return forward
 
-    def gradient(f: Function) -> Function:
-        def both(x: Any, w: Any, b: Any, ct: Any) -> Any:
-            _, vjp = jax.vjp(f, x, w, b)
-            return vjp(ct)
-
-        return both
-
-    def torch_gradient(torch: Any) -> Function:
-        forward = torch_forward(torch)
-
-        def both(x: Any, w: Any, b: Any, ct: Any) -> Any:
-            x, w, b = (v.detach().requires_grad_() for v in (x, w, b))
-            with torch.enable_grad():
-                return torch.autograd.grad(forward(x, w, b), (x, w, b), ct)
-
-        return both
-
     return [
         GemmCase(
             "linear", f"{size}{kind}", (x, w, b), dtype, flops, ours, plain,
@@ -280,9 +263,36 @@ def _linear(
         GemmCase(
             "linear", f"{size}{kind}, and backward", (x, w, b, ct), dtype,
             (3 if activation else 2) * flops,
-            gradient(ours), gradient(plain), torch_gradient,
+            _gradient(ours), _gradient(plain), _torch_gradient(torch_forward),
         ),
     ]  # fmt: skip
+
+
+def _gradient(f: Function) -> Function:
+    """By all operands but the last, the result's cotangent."""
+
+    def gradient(*operands: Any) -> Any:
+        *given, ct = operands
+        return jax.vjp(f, *given)[1](ct)
+
+    return gradient
+
+
+def _torch_gradient(made: Callable[[Any], Function]) -> Callable[[Any], Function]:
+    """The same in torch, of what `made(torch)` is."""
+
+    def of(torch: Any) -> Function:
+        f = made(torch)
+
+        def gradient(*operands: Any) -> Any:
+            *given, ct = operands
+            given = [v.detach().requires_grad_() for v in given]
+            with torch.enable_grad():
+                return torch.autograd.grad(f(*given), given, ct)
+
+        return gradient
+
+    return of
 
 
 def _linears() -> list[GemmCase]:
@@ -402,21 +412,11 @@ def _by_transpose(
     def forward(product: Function) -> Function:
         return lambda x, w: product(x, w.T)
 
-    def gradient(product: Function) -> Function:
-        return lambda x, w, ct: jax.vjp(forward(product), x, w)[1](ct)
+    def torch_forward(torch: Any) -> Function:
+        return forward(torch.matmul)
 
-    def torch(module: Any) -> Function:
-        if not backward:
-            return forward(module.matmul)
-
-        def both(x: Any, w: Any, ct: Any) -> Any:
-            x, w = (v.detach().requires_grad_() for v in (x, w))
-            with module.enable_grad():
-                return module.autograd.grad(x @ w.T, (x, w), ct)
-
-        return both
-
-    made = gradient if backward else forward
+    ours = forward(jnp.matmul if installed else jl.matmul)
+    plain = forward(jnp.matmul)
     written = "x @ w.T, installed" if installed else "matmul(x, w.T)"
     return GemmCase(
         "transposed",
@@ -424,9 +424,9 @@ def _by_transpose(
         (x, w, ct) if backward else (x, w),
         dtype,
         2 * rows * size * 2 * size * (1 + backward),
-        made(jnp.matmul if installed else jl.matmul),
-        made(jnp.matmul),
-        torch,
+        _gradient(ours) if backward else ours,
+        _gradient(plain) if backward else plain,
+        _torch_gradient(torch_forward) if backward else torch_forward,
         installed=installed,
     )
 

@@ -189,8 +189,7 @@ def _is_streamed(ctx: Context, value: Any, aval: Any, _: str) -> bool:
     """Whether a loop reads another matrix of a stack in each step, each of them larger
     than a core's second-level cache. On less, XLA may run a loop without calls faster.
     """
-    size = aval.size * aval.dtype.itemsize
-    if size <= choices.level2_bytes() // choices.threads():
+    if not is_large(aval):
         return False
     part = part_of(value, ctx)
     return part is not None and not isinstance(part[1], int)
