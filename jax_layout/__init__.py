@@ -82,8 +82,9 @@ from jax_layout.formats.serialization import load, save
 from jax_layout.geam import geam
 from jax_layout.index import index_add, index_select
 from jax_layout.install.install import install, installed, uninstall
+from jax_layout.kernel import Kernel
 from jax_layout.memory import keep_memory, trim_memory
-from jax_layout.op import Kernel, Op, batch_of, define, jvp_of, operators
+from jax_layout.op import Op, batch_of, define, jvp_of, operators
 from jax_layout.optimize.optimize import LayoutReport, optimize_layout
 from jax_layout.optimize.saved_plan import LayoutPlan, load_plan, plan_layout
 from jax_layout.permute import (

@@ -13,7 +13,8 @@ from jax.typing import ArrayLike
 
 from jax_layout.arguments import accumulator, arrays, scalar
 from jax_layout.choices import Work
-from jax_layout.op import Kernel, Op, define, in_front, jvp_of
+from jax_layout.kernel import Kernel
+from jax_layout.op import Op, define, in_front, jvp_of
 from jax_layout.plain import jnp
 
 _CPU_DTYPES = ("float32", "float64", "bfloat16", "complex64", "complex128")

@@ -17,7 +17,8 @@ from jax.typing import ArrayLike
 
 from jax_layout import _compat, rows
 from jax_layout.arguments import accumulator, arrays, placement, scalar
-from jax_layout.op import Kernel, Op, define
+from jax_layout.kernel import Kernel
+from jax_layout.op import Op, define
 from jax_layout.plain import jnp, lax
 
 Mode = Literal["fill", "clip", "error"]

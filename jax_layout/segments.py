@@ -17,7 +17,8 @@ from jax.typing import ArrayLike
 from jax_layout import rows
 from jax_layout.arguments import arrays
 from jax_layout.index import SUMMED, index_add_p, index_select_p
-from jax_layout.op import Kernel, Op, define
+from jax_layout.kernel import Kernel
+from jax_layout.op import Op, define
 from jax_layout.plain import jnp, ops
 
 Mode = GatherScatterMode | str | None

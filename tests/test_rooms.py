@@ -16,6 +16,7 @@ FLOORS = (
     {"_compat", "_backends", "plain", "producers", "arguments"},
     {"choices", "memory", "partition", "rewriting"},
     {"stacks", "readers"},
+    {"kernel"},
     {"op"},
     {"permute"},
     {"products", "formats", "rows"},

@@ -23,7 +23,8 @@ from jax_layout.attention.blocked import (
     names,
 )
 from jax_layout.choices import Work
-from jax_layout.op import Kernel, Op, define, in_front, jvp_of
+from jax_layout.kernel import Kernel
+from jax_layout.op import Op, define, in_front, jvp_of
 from jax_layout.plain import jnp
 
 

@@ -22,7 +22,7 @@ from jax_layout.convnet.passes import (
     swap,
 )
 from jax_layout.formats.memory_format import MemoryFormat
-from jax_layout.op import Kernel, by_choice
+from jax_layout.kernel import Kernel, by_choice
 from jax_layout.products.gemm import gemm_kernel
 
 

@@ -16,7 +16,8 @@ from jax.interpreters import ad
 
 from jax_layout.choices import GAIN, Work
 from jax_layout.formats.physical import wide
-from jax_layout.op import Kernel, Op, define, in_front
+from jax_layout.kernel import Kernel
+from jax_layout.op import Op, define, in_front
 from jax_layout.plain import jnp, lax
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16")

@@ -13,7 +13,8 @@ from jax_layout.convnet.conv_kernel import kernel, weights_format
 from jax_layout.convnet.convolution import conv_fused_p
 from jax_layout.convnet.passes import RESULTS, Convolution, Sizes
 from jax_layout.formats.memory_format import MemoryFormat
-from jax_layout.op import Kernel, Op, batch_of, define, jvp_of
+from jax_layout.kernel import Kernel
+from jax_layout.op import Op, batch_of, define, jvp_of
 
 
 def _unpacked(

@@ -14,7 +14,8 @@ from jax.interpreters import ad
 
 from jax_layout.convnet.windows import Window, max_along, reduce_along, sum_along
 from jax_layout.formats.physical import wide
-from jax_layout.op import Kernel, Op, define, jvp_of
+from jax_layout.kernel import Kernel
+from jax_layout.op import Op, define, jvp_of
 from jax_layout.plain import lax
 
 _OPERATORS = {"sum": lax.add, "max": lax.max}

@@ -21,6 +21,7 @@ from jax_layout import _compat, choices, op, producers
 from jax_layout.convnet.general_dilated import recognise, turned
 from jax_layout.index import fill_value as fill_value_of
 from jax_layout.install.record import Lowered, Record, logger
+from jax_layout.kernel import Kernel
 from jax_layout.optimize.convolution import convolution_cost
 
 Context = Any  # mlir.LoweringRuleContext, whose avals are arrays' here
@@ -115,7 +116,7 @@ def array(shape: Sequence[int], dtype: Any) -> jax.core.ShapedArray:
     return jax.core.ShapedArray(tuple(shape), np.dtype(dtype))
 
 
-def method(kernel: op.Kernel) -> str:
+def method(kernel: Kernel) -> str:
     return str(kernel.attributes.get("method") or "ours")
 
 

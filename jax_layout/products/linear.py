@@ -28,7 +28,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jax_layout import _compat
 from jax_layout.arguments import accumulator, placement, same_kind, sent, widest
-from jax_layout.op import Kernel, Op, batch_of, define, jvp_of
+from jax_layout.kernel import Kernel
+from jax_layout.op import Op, batch_of, define, jvp_of
 from jax_layout.plain import jnp, lax, nn
 from jax_layout.products.gemm import (
     GEMM_DTYPES,

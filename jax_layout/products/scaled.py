@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jax_layout.op import Kernel, Op, batch_of, define, jvp_of
+from jax_layout.kernel import Kernel
+from jax_layout.op import Op, batch_of, define, jvp_of
 from jax_layout.products.gemm import contract, gemm_kernel
 from jax_layout.products.letters import terms, turned, unused_letter
 
