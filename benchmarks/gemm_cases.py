@@ -357,7 +357,7 @@ def _stacked() -> list[GemmCase]:
     ]
 
 
-def _turns(rows: int, inner: int, dtype: str, form: str) -> GemmCase:
+def _turns(rows: int, inner: int, dtype: str, form: str, installed: bool) -> GemmCase:
     """Two products by the same weights again and again, as an RNN has them."""
     turns, outer = 32, 4 * inner
     shapes = (
@@ -365,11 +365,11 @@ def _turns(rows: int, inner: int, dtype: str, form: str) -> GemmCase:
         *((inner, outer), (outer, inner))[:: 1 if form == "NN" else -1],
     )
 
-    def net(relu: Function, scan: Any) -> Function:
+    def net(product: Function, relu: Function, scan: Any) -> Function:
         def forward(h: Any, a: Any, b: Any) -> Any:
             def turn(h: Any, _: Any) -> tuple[Any, None]:
                 left, right = (a.T, b.T) if form == "NT" else (a, b)
-                return h + relu(h @ left) @ right / inner, None
+                return h + product(relu(product(h, left)), right) / inner, None
 
             if scan is not None:
                 return scan(turn, h, None, length=turns)[0]
@@ -379,27 +379,29 @@ def _turns(rows: int, inner: int, dtype: str, form: str) -> GemmCase:
 
         return forward
 
-    plain = net(jax.nn.relu, jax.lax.scan)
+    plain = net(jnp.matmul, jax.nn.relu, jax.lax.scan)
+    ours = net(jl.matmul, jax.nn.relu, jax.lax.scan)
     return GemmCase(
         "looped",
-        f"{rows} rows by {inner}, {form}, installed",
+        f"{rows} rows by {inner}, {form}, {'installed' if installed else 'matmul'}",
         shapes,
         dtype,
         4 * rows * turns * inner * outer,
+        plain if installed else ours,
         plain,
-        plain,
-        lambda torch: net(torch.nn.functional.relu, None),
-        installed=True,
+        lambda torch: net(torch.matmul, torch.nn.functional.relu, None),
+        installed=installed,
     )
 
 
 def _looped() -> list[GemmCase]:
     return [
-        _turns(rows, inner, dtype, form)
+        _turns(rows, inner, dtype, form, installed)
         for dtype in ("bfloat16", "float32")
         for form in ("NT", "NN")
-        for rows in (1, 2, 8)
-        for inner in (128, 256)
+        for installed, few in ((True, (1, 2, 8)), (False, (1, 2)))
+        for rows in few
+        for inner in (128, 256, 512)
     ]
 
 

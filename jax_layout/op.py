@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax import Array
 from jax.extend import source_info_util
-from jax.extend.core import Primitive
+from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jax_layout import _backends, _compat, choices, producers, readers
@@ -99,6 +99,7 @@ _RULES = ("kernel", "jvp", "transpose", "batch", "sharding", "in_parts")
 
 _operators: dict[str, Op] = {}
 _records: dict[Primitive, Op] = {}
+_without_kernels: dict[Primitive, Primitive] = {}  # primitive -> another, always `lax`
 
 # For Kernel.ours_in_loops and Kernel.parts.
 _compat.mark_loops(lambda p: p in _records and _records[p].layouts)
@@ -203,6 +204,11 @@ def define(op: Op, handlers: Mapping[str, Any] | None = None) -> Callable[..., A
             rule = functools.partial(_lower_without, fallback, platform)
             mlir.register_lowering(primitive, rule, platform=platform)
     _compat.needs_devices_to_lower(primitive)
+    without_kernel = Primitive(op.name)
+    without_kernel.multiple_results = op.multiple_results
+    without_kernel.def_abstract_eval(functools.partial(_abstract_eval, op))
+    mlir.register_lowering(without_kernel, functools.partial(_lower_plainly, plain))
+    _without_kernels[primitive] = without_kernel
 
     jvp = op.jvp
     if jvp is None and op.transpose is not None:
@@ -329,6 +335,16 @@ def _lower_if_usable(
     return chosen(ctx, *operands, **params)
 
 
+def _lower_plainly(
+    plain: Callable[..., Any],
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    **params: Any,
+) -> Any:
+    with choices.forced("lax"):  # the operators that it is made of, too
+        return plain(ctx, *operands, **params)
+
+
 def _lower_without(
     fallback: Callable[..., Any],
     platform: str,
@@ -353,19 +369,18 @@ def _lower(
     inner, read, turned = ctx, operands, params
     if spread == "none" and op.turned is not None:
         inner, read, turned = _through_transposes(op.turned, ctx, operands, params)
-    kernel = _kernel(op, platform, inner, turned)
+    kernel = _kernel(op, platform, inner.avals_in, inner.avals_out, turned)
     if kernel is None and read != operands:
         inner, read, turned = ctx, operands, params
-        kernel = _kernel(op, platform, ctx, params)
+        kernel = _kernel(op, platform, ctx.avals_in, ctx.avals_out, params)
     if kernel is None:
         return fallback(ctx, *operands, **params)
     if spread == "none":
         chosen = by_choice(placed(kernel, inner, read))
         if chosen is None:
-            with choices.forced("lax"):  # the operators that it is made of, too
-                if platform != "cpu" or _compat.fuses_transposes():
-                    return fallback(ctx, *operands, **params)  # XLA reads through them
-                return fallback(inner, *read, **turned)  # as the tables have it
+            if platform != "cpu" or _compat.fuses_transposes():
+                inner, read, turned = ctx, operands, params  # XLA reads through them
+            return _lower_plainly(fallback, inner, *read, **turned)
         return custom_call(op, chosen, inner, *read)
     if spread == "unknown" or op.sharding is None:
         return fallback(ctx, *operands, **params)
@@ -394,19 +409,65 @@ def _through_transposes(
 
 
 def _kernel(
-    op: Op, platform: str, ctx: mlir.LoweringRuleContext, params: Mapping[str, Any]
+    op: Op,
+    platform: str,
+    avals: Sequence[Any],
+    results: Sequence[Any],
+    params: Mapping[str, Any],
 ) -> Kernel | None:
     if op.kernel is None:
         return None
-    if op.dtypes is not None and ctx.avals_out[0].dtype.name not in op.dtypes:
+    if op.dtypes is not None and results[0].dtype.name not in op.dtypes:
         return None
     # XLA sums unreduced operands where it pleases; only lax knows to leave them.
-    if any(map(_compat.is_unreduced, ctx.avals_in)):
+    if any(map(_compat.is_unreduced, avals)):
         return None
-    kernel = op.kernel(platform, *ctx.avals_in, **params)
+    kernel = op.kernel(platform, *avals, **params)
     if kernel is None or kernel.work is None or platform == "cpu":
         return kernel
     return dataclasses.replace(kernel, work=kernel.work.named(f"{platform} {{}}"))
+
+
+def through_transposes(eqn: Any, transposes: Mapping[Any, Any]) -> Any:
+    """An operator's equation on what its operands are transposes of.
+
+    Args:
+      eqn: of a program that is yet to be lowered.
+      transposes: variable -> the transpose whose result it is.
+    """
+    read, params, turned = [*eqn.invars], eqn.params, _records[eqn.primitive].turned
+    for place, v in enumerate(read):
+        while not isinstance(v, Literal) and v in transposes:
+            axes = transposes[v].params["permutation"]
+            before = None if turned is None else turned(place, axes, **params)
+            if before is None:
+                break
+            (v,), params = transposes[v].invars, before
+        read[place] = v
+    return eqn.replace(invars=read, params=params)
+
+
+def is_ours(eqn: Any, slices: Sequence[Any]) -> bool:
+    """Whether an operator's equation will have a kernel in a program for CPUs.
+
+    Args:
+      eqn: which reads through transposes.
+      slices: variables that a loop slices out of an array.
+    """
+    avals, results = ([v.aval for v in vs] for vs in (eqn.invars, eqn.outvars))
+    kernel = _kernel(_records[eqn.primitive], "cpu", avals, results, eqn.params)
+    if kernel is None:
+        return False
+    if kernel.parts is not None:
+        largest = max(kernel.parts.names, key=lambda place: avals[place].size)
+        if any(eqn.invars[largest] is v for v in slices):
+            kernel = dataclasses.replace(kernel, gain=kernel.parts.gain)
+    return by_choice(kernel) is not None
+
+
+def without_kernel(eqn: Any) -> Any:
+    """An equation of an operator that is lowered as plain `lax`."""
+    return eqn.replace(primitive=_without_kernels[eqn.primitive])
 
 
 def chosen_kernel(
@@ -436,7 +497,7 @@ def chosen_kernel(
         return None
     if _compat.partitioning(ctx) != "none":
         return None
-    kernel = _kernel(op, platform, ctx, params)
+    kernel = _kernel(op, platform, ctx.avals_in, ctx.avals_out, params)
     return kernel and by_choice(placed(kernel, ctx, operands), passes)
 
 

@@ -8,11 +8,12 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from jax_layout import _compat
 
-_CONTROL = ("scan", "while", "cond")
+_CONTROL = frozenset(("scan", "while", "cond"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +21,11 @@ class Place:
     """Where equations are.
 
     Attributes:
-      inside: whether in a loop or a branch.
+      inside: which of "scan", "while" and "cond" they are in.
       slices: the variables of a scan's body that are other slices in each step.
     """
 
-    inside: bool
+    inside: frozenset[str]
     slices: Sequence[Any] = ()
 
 
@@ -42,7 +43,12 @@ def rewritten(closed: Any, change: Change) -> Any:
     Returns:
       its jaxpr, the same one if nothing changed. What several equations call stays one.
     """
-    return _Rewriting(change).of(closed, False)
+    return _Rewriting(change).of(closed, frozenset())
+
+
+def has_shapes(closed: Any) -> bool:
+    """Whether the extents of what a program is given are numbers, not symbols."""
+    return all(isinstance(n, int) for aval in closed.in_avals for n in aval.shape)
 
 
 class _Rewriting:
@@ -50,7 +56,9 @@ class _Rewriting:
         self._change = change
         self._done: dict[Any, Any] = {}
 
-    def of(self, value: Any, inside: bool, slices_from: int | None = None) -> Any:
+    def of(
+        self, value: Any, inside: frozenset[str], slices_from: int | None = None
+    ) -> Any:
         """What becomes of a jaxpr, of a tuple or list of some, or of anything else."""
         if type(value) in (tuple, list):
             parts = [self.of(part, inside) for part in value]
@@ -70,10 +78,10 @@ class _Rewriting:
             self._done[key] = new
         return self._done[key]
 
-    def _equation(self, eqn: Any, inside: bool) -> Any:
+    def _equation(self, eqn: Any, inside: frozenset[str]) -> Any:
         name = eqn.primitive.name
         first = sum(_compat.scan_arity(eqn.params)) if name == "scan" else None
-        inside |= name in _CONTROL
+        inside |= _CONTROL & {name}
         params = {key: self.of(v, inside, first) for key, v in eqn.params.items()}
         changed = any(params[key] is not v for key, v in eqn.params.items())
         return eqn.replace(params=params) if changed else eqn
@@ -81,3 +89,47 @@ class _Rewriting:
 
 def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def spliced(
+    function: Callable[..., list[Any]],
+    operands: Sequence[Any],
+    results: Sequence[Any],
+    source: Any,
+) -> tuple[list[Any], list[Any]]:
+    """The equations of a function of a program's variables, and its results.
+
+    Args:
+      function: on arrays.
+      operands: variables.
+      results: variables that its first results become.
+      source: the equation in whose place it is.
+    """
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
+    jaxpr = _compat.live_jaxpr(jax.make_jaxpr(function)(*avals))
+    names = dict(zip(jaxpr.invars, operands, strict=True))
+    names.update(zip(jaxpr.outvars, results, strict=False))
+
+    def named(v: Any) -> Any:
+        return v if isinstance(v, Literal) else names.get(v, v)
+
+    eqns = [
+        eqn.replace(
+            invars=[named(v) for v in eqn.invars],
+            outvars=[named(v) for v in eqn.outvars],
+            source_info=source.source_info,
+        )
+        for eqn in jaxpr.eqns
+    ]
+    return eqns, [named(v) for v in jaxpr.outvars]
+
+
+def live(eqns: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """What results need, and what has effects."""
+    needed = {v for v in results if not isinstance(v, Literal)}
+    kept = []
+    for eqn in reversed(eqns):
+        if eqn.effects or any(v in needed for v in eqn.outvars):
+            kept.append(eqn)
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return kept[::-1]

@@ -21,16 +21,11 @@ from jax.lax import DotAlgorithm, DotAlgorithmPreset
 from jax_layout import _compat, choices, op, producers
 from jax_layout.install.record import Lowered
 from jax_layout.install.rules import Context, Program, array, method, stays_in_cache
-from jax_layout.optimize.products import (
-    attends,
-    goes_with_others,
-    is_large,
-    letters_of,
-    rows_of,
-)
+from jax_layout.optimize.products import attends
 from jax_layout.plain import jnp
 from jax_layout.products.gemm import GEMM_DTYPES
-from jax_layout.products.letters import untransposed
+from jax_layout.products.in_loops import goes_with_others, is_large, rows_of
+from jax_layout.products.letters import letters_of, untransposed
 from jax_layout.stacks import part_of
 
 ir = mlir.ir
@@ -73,11 +68,12 @@ def dot_general(
 
     In a loop, products of few rows are all ours or all XLA's, if none is large.
     """
-    few = goes_with_others(params["dimension_numbers"], *ctx.avals_in)
-    if not few or "while" not in _compat.inside():
+    a, b = ctx.avals_in
+    letters = letters_of(params["dimension_numbers"], a.ndim, b.ndim)
+    if not goes_with_others(letters, a, b) or "while" not in _compat.inside():
         return _ours(program, plain, ctx, lhs, rhs, **params)
     block = ir.InsertionPoint.current.block
-    if is_large(*ctx.avals_in):
+    if is_large(a, b):
         program.with_large_products.append(block)
     if block in program.with_large_products:
         return _ours(program, plain, ctx, lhs, rhs, **params)
@@ -126,7 +122,7 @@ def _ours(
     if stays or _fuses(program, ctx, lhs, rhs):
         return None
     # Of a matrix that XLA computes for a vector's sake, it writes nothing.
-    free = rows_of(dimension_numbers, a, b)
+    free = rows_of((x, w), a, b)
     matrix = lhs if free[1] == 1 else rhs if free[0] == 1 else None
     passes = 2 if matrix is not None and producers.is_computed(matrix) else 1
     given = [(left, right)]

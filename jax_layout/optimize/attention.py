@@ -35,8 +35,8 @@ from jax_layout.optimize.softmax import (
     Finder,
     found,
 )
-from jax_layout.optimize.splice import live, spliced
 from jax_layout.plain import jnp, lax
+from jax_layout.rewriting import live, spliced
 
 # A bias of no more than this leaves nothing of a score, but of one that it hides.
 _ABSORBS = -1e30

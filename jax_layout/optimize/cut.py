@@ -18,7 +18,6 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jax_layout.formats.memory_format import MemoryFormat, row_major
-from jax_layout.optimize.products import PRODUCTS
 from jax_layout.optimize.rules import (
     Equation,
     Formats,
@@ -27,6 +26,7 @@ from jax_layout.optimize.rules import (
     nbytes,
     regroup,
 )
+from jax_layout.products.letters import PRODUCTS
 
 StepFor = Callable[[Equation, Formats, MemoryFormat | None], Any]
 TRANSPOSES = ("transpose", "permute")

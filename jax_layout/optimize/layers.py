@@ -24,14 +24,15 @@ from jax import Array
 from jax.extend.core import Literal
 
 from jax_layout import _backends, _compat
-from jax_layout.op import by_choice
+from jax_layout.kernel import by_choice
 from jax_layout.optimize.broadcasts import Thin, thin
-from jax_layout.optimize.products import is_plain, letters_of
+from jax_layout.optimize.products import is_plain
 from jax_layout.optimize.rules import Equation
-from jax_layout.optimize.splice import live, spliced
 from jax_layout.plain import lax
 from jax_layout.products.gemm import gemm_kernel
+from jax_layout.products.letters import letters_of
 from jax_layout.products.linear import biased_product
+from jax_layout.rewriting import live, spliced
 
 _ERF, _ERFC = np.vectorize(math.erf), np.vectorize(math.erfc)
 # What activations are functions of: numbers of each size and sign, and 0.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax_layout.optimize.products import letters_of
+from jax_layout.products.letters import letters_of
 
 Names = tuple[str | None, ...]
 

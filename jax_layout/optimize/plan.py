@@ -25,12 +25,9 @@ from jax_layout.optimize.convolution import Anchor
 from jax_layout.optimize.cut import TRANSPOSES, least_cost
 from jax_layout.optimize.layers import layered
 from jax_layout.optimize.products import (
-    PRODUCTS,
     attention,
     dot_general,
     fused_transposes,
-    goes_with_others,
-    is_large,
     own_product,
 )
 from jax_layout.optimize.rules import (
@@ -47,6 +44,8 @@ from jax_layout.optimize.rules import (
     without_units,
 )
 from jax_layout.optimize.values import Value
+from jax_layout.products.in_loops import goes_with_others, is_large
+from jax_layout.products.letters import PRODUCTS, terms_of
 
 # How often a loop runs whose length is not known.
 UNKNOWN_TRIPS = 2
@@ -310,7 +309,7 @@ class Planner:
             if eqn.primitive.name != "dot_general":
                 continue
             arrays: list[Any] = [v.aval for v in eqn.invars]
-            if goes_with_others(eqn.params["dimension_numbers"], *arrays):
+            if goes_with_others(terms_of(eqn), *arrays):
                 if is_large(*arrays):
                     return []
                 formats = [

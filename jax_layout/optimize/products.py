@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,25 +21,21 @@ from jax.lax import DotAlgorithmPreset
 from jax_layout import _backends, _compat, choices
 from jax_layout.formats.memory_format import MemoryFormat, row_major
 from jax_layout.formats.pointwise import ELEMENTWISE
-from jax_layout.op import by_choice
+from jax_layout.kernel import by_choice
 from jax_layout.optimize.rules import Equation, Formats, Step, nbytes
-from jax_layout.optimize.splice import live
 from jax_layout.plain import jnp, lax
 from jax_layout.products.gemm import GEMM_DTYPES, gemm_kernel, gemm_p
-from jax_layout.products.letters import terms, untransposed
-from jax_layout.rewriting import Place, rewritten
+from jax_layout.products.in_loops import is_large, rows_of
+from jax_layout.products.letters import terms, terms_of, untransposed
+from jax_layout.rewriting import Place, has_shapes, live, rewritten
 
 # What XLA computes in one loop with the transposes before and behind it.
 _FUSED = ELEMENTWISE | {"concatenate", "pad", "slice", "split", "dynamic_slice", "rev"}
-PRODUCTS = ("dot_general", "gemm", "linear")
 _PRECISIONS = ("BF16_BF16_F32", "F16_F16_F32", "F32_F32_F32")
 # An operand of so many results, a weight of few rows, is not moved for their sake.
 _MOST_MOVED = 4
 # XLA reads a matrix in either order: one that is moved for a kernel of ours costs time.
 _GAIN_OF_MOVED = 1.5
-# A call in a loop's body has XLA run its own products there another way, in which those
-# of so few rows take up to ten times as long: there all of them are XLA's, or none.
-_ALL_OR_NONE = 2
 # In a loop, of operands that a core finds in its own cache: XLA runs what is around a
 # product of its own with it. Tables tell of operands that come from memory.
 _GAIN_IN_LOOPS = 1.3
@@ -90,7 +85,7 @@ def dot_general(
     arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     if in_loop and sum(map(nbytes, arrays)) <= _own_cache():
         gain = max(gain, _GAIN_IN_LOOPS)
-    x, w, y = _letters(eqn)
+    x, w, y = terms_of(eqn)
     batch = [label for label in y if label in x and label in w]
     left, right = map(_reordered, (x, w), wanted)
     free = [[i for i in term if i in y and i not in batch] for term in (left, right)]
@@ -174,54 +169,6 @@ def dot_general(
 def _own_cache() -> float:
     """Bytes: half of a core's second-level cache."""
     return choices.level2_bytes() / choices.threads() / 2
-
-
-def _letters(eqn: Equation) -> tuple[str, str, str]:
-    a, b = (v.aval.ndim for v in eqn.invars)
-    return letters_of(eqn.params["dimension_numbers"], a, b)
-
-
-def letters_of(dimension_numbers: Any, a: int, b: int) -> tuple[str, str, str]:
-    """The terms of a `dot_general` of so many axes, in the notation of einsum."""
-    (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = dimension_numbers
-    letters = iter(string.ascii_letters)
-    x = [next(letters) for _ in range(a)]
-    shared = dict(zip((*rhs_sum, *rhs_batch), (*lhs_sum, *lhs_batch), strict=True))
-    w = [x[shared[i]] if i in shared else next(letters) for i in range(b)]
-    y = [x[i] for i in lhs_batch]
-    y += [x[i] for i in range(a) if i not in (*lhs_sum, *lhs_batch)]
-    y += [w[i] for i in range(b) if i not in shared]
-    return "".join(x), "".join(w), "".join(y)
-
-
-def rows_of(dimension_numbers: Any, a: Any, b: Any) -> tuple[int, int]:
-    """The extents of both operands' axes that the other lacks, multiplied.
-
-    Args:
-      dimension_numbers: of the `dot_general`.
-      a: its first operand.
-      b: its second.
-    """
-    x, w, _ = letters_of(dimension_numbers, a.ndim, b.ndim)
-    first, second = (
-        math.prod(n for i, n in zip(term, v.shape, strict=True) if i not in other)
-        for term, v, other in ((x, a, w), (w, b, x))
-    )
-    return first, second
-
-
-def goes_with_others(dimension_numbers: Any, a: Any, b: Any) -> bool:
-    """Whether a product in a loop is XLA's if another is, having so few rows."""
-    rows = rows_of(dimension_numbers, a, b)
-    return 1 <= min(rows) <= _ALL_OR_NONE < max(rows)
-
-
-def is_large(*arrays: Any) -> bool:
-    """Whether a core's second-level cache does not hold an operand.
-
-    A loop with a product of one is as slow as memory, however others in it run.
-    """
-    return max(map(nbytes, arrays)) > choices.level2_bytes() / choices.threads()
 
 
 def is_plain(eqn: Any) -> bool:
@@ -455,7 +402,7 @@ def through_transposes(closed: Any) -> tuple[Any, int]:
     Returns:
       its jaxpr, the same one if nothing changed, and the number of such products.
     """
-    if not all(isinstance(n, int) for aval in closed.in_avals for n in aval.shape):
+    if not has_shapes(closed):
         return closed, 0
     count = 0
 
@@ -464,11 +411,10 @@ def through_transposes(closed: Any) -> tuple[Any, int]:
         makers: dict[Any, Any] = {}
         new = []
         for eqn in eqns:
-            if eqn.primitive is primitives.transpose_p:
-                makers[eqn.outvars[0]] = eqn
-            elif eqn.primitive is primitives.dot_general_p and is_plain(eqn):
+            if eqn.primitive is primitives.dot_general_p and is_plain(eqn):
                 for place in range(2):
                     eqn = _through_transpose(eqn, place, makers, at)
+            makers.update(dict.fromkeys(eqn.outvars, eqn))
             new.append(eqn)
         changed = sum(map(operator.is_not, new, eqns))
         count += changed
@@ -483,9 +429,9 @@ def _through_transpose(
     """A product of what its operand at this place is a transpose of; or as it was."""
     v = eqn.invars[place]
     transpose = None if isinstance(v, Literal) else makers.get(v)
-    if transpose is None:
+    if transpose is None or transpose.primitive is not primitives.transpose_p:
         return eqn
-    *operands, y = _letters(eqn)
+    *operands, y = terms_of(eqn)
     before = operands[place]
     operands[place] = term = untransposed(before, transpose.params["permutation"])
     both = [i for i in operands[0] if i in operands[1]]
@@ -494,8 +440,7 @@ def _through_transpose(
     # Batches that lie inside are XLA's to place, with what is around them.
     leads = term.startswith("".join(batch)) and y.startswith("".join(batch))
     (x,) = transpose.invars
-    is_slice = any(v is x for v in at.slices)
-    pays = _pays(eqn, place, term, at.inside, is_slice)
+    pays = _pays(eqn, place, term, at, x in at.slices, x in makers)
     if orders[0] != orders[1] or not leads or not pays:
         return eqn
     numbers = tuple(
@@ -510,17 +455,20 @@ def _through_transpose(
     )
 
 
-def _pays(eqn: Equation, place: int, term: str, inside: bool, is_slice: bool) -> bool:
+def _pays(
+    eqn: Equation, place: int, term: str, at: Place, is_slice: bool, is_made: bool
+) -> bool:
     """Whether XLA is faster at a product of this operand as it lies, by its letters."""
     arrays = a, b = [v.aval for v in eqn.invars]
-    rows = min(rows_of(eqn.params["dimension_numbers"], a, b))
+    x, w, y = terms_of(eqn)
+    rows = min(rows_of((x, w), a, b))
     if rows > 1:
-        few = inside and not is_slice and rows < _ROWS_INSIDE
+        few = at.inside and not is_slice and rows < _ROWS_INSIDE
         return a.dtype == b.dtype == jnp.bfloat16 and not few
-    x, w, y = _letters(eqn)
     if set(x) & set(w) & set(y):
         return False
-    if not (inside or _compat.fuses_transposes()):
+    if not (at.inside or _compat.fuses_transposes()):
         return True
     is_matrix = arrays[place].size >= max(_LEAST_INSIDE, arrays[1 - place].size)
-    return is_matrix and term[0] not in y
+    stays = is_large(arrays[place]) and not (is_slice or is_made)
+    return is_matrix and (stays or term[0] not in y)

@@ -9,8 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.extend.core.primitives import dot_general_p
 
 from jax_layout import _backends
+
+# The primitives that are products of two arrays, with letters for axes.
+PRODUCTS = ("dot_general", "gemm", "linear")
 
 
 def terms(spec: str) -> tuple[str, str, str]:
@@ -18,6 +22,27 @@ def terms(spec: str) -> tuple[str, str, str]:
     operands, y = spec.split("->")
     a, b = operands.split(",")
     return a, b, y
+
+
+def letters_of(dimension_numbers: Any, a: int, b: int) -> tuple[str, str, str]:
+    """The terms of a `dot_general` of so many axes, in the notation of einsum."""
+    (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = dimension_numbers
+    letters = iter(string.ascii_letters)
+    x = [next(letters) for _ in range(a)]
+    shared = dict(zip((*rhs_sum, *rhs_batch), (*lhs_sum, *lhs_batch), strict=True))
+    w = [x[shared[i]] if i in shared else next(letters) for i in range(b)]
+    y = [x[i] for i in lhs_batch]
+    y += [x[i] for i in range(a) if i not in (*lhs_sum, *lhs_batch)]
+    y += [w[i] for i in range(b) if i not in shared]
+    return "".join(x), "".join(w), "".join(y)
+
+
+def terms_of(eqn: Any) -> tuple[str, str, str]:
+    """The letters of the operands and of the result of a product, jax's or ours."""
+    if eqn.primitive is not dot_general_p:
+        return terms(eqn.params["spec"])
+    a, b = (v.aval.ndim for v in eqn.invars)
+    return letters_of(eqn.params["dimension_numbers"], a, b)
 
 
 def unused_letter(spec: str) -> str:

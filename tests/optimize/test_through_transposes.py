@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products that stay XLA's read what their operands are transposes of."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,7 +57,12 @@ def steps(x, w):
     return lax.fori_loop(0, 3, lambda _, h: jnp.tanh(contracted(h, w.T, 1, 1)), x)
 
 
+def dots(x, w):
+    return lax.fori_loop(0, 3, lambda _, h: jnp.tanh(h @ w.T / len(w)), x)
+
+
 CALLED = jax.jit(matrix)
+LARGE = math.isqrt(int(choices.level2_bytes() / choices.threads()) // 4) + 16
 # Shapes and dtype of operands, and how many products read through a transpose.
 READ = {
     "a weight": (matrix, (8, 24), (16, 24), BF16, 1),
@@ -93,13 +100,21 @@ READ = {
     "a vector": (matrix, (1, 24), (16, 24), F32, int(WRITES_TRANSPOSES)),
     "a vector and a matrix's rows": (by_rows, (1, 128), (128, 128), F32, 1),
     "a vector in a loop": (steps, (1, 128), (128, 128), F32, 1),
+    "a dot of rows of a large matrix in a loop": (
+        dots, (1, LARGE), (LARGE, LARGE), F32, 1
+    ),
     # What XLA does as well, or better, as it is.
     "float32": (matrix, (8, 24), (16, 24), F32, 0),
     "few rows in a loop": (steps, (8, 24), (24, 24), BF16, 0),
     "a small matrix in a loop": (steps, (1, 64), (64, 64), F32, 0),
-    "a dot of rows in a loop": (
-        lambda x, w: lax.fori_loop(0, 3, lambda _, h: jnp.tanh(h @ w.T), x),
-        *((1, 128), (128, 128), F32, 0),
+    "a dot of rows in a loop": (dots, (1, 128), (128, 128), F32, 0),
+    "a dot of rows of a stack in a scan": (
+        lambda x, w: lax.scan(lambda h, w: (jnp.tanh(h @ w.T), None), x, w)[0],
+        *((1, LARGE), (2, LARGE, LARGE), F32, 0),
+    ),
+    "a dot of rows of what a loop computes": (
+        lambda x, w: lax.fori_loop(0, 3, lambda i, h: jnp.tanh(h @ (w / (i + 1)).T), x),
+        *((1, LARGE), (LARGE, LARGE), F32, 0),
     ),
     "a batch within": (
         lambda x, w: jnp.matmul(x, jnp.transpose(w, (1, 2, 0))),
