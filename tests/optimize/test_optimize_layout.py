@@ -109,7 +109,9 @@ GOLDEN = {
 @pytest.mark.parametrize("name, kind", GOLDEN, ids=["-".join(key) for key in GOLDEN])
 def test_networks_move_less(name, kind):
     net, shape = NETS[name]
-    x = normal(*shape, seed=1)
+    # No relu of these images is within rounding of its kink, as one of seed 1 is: there
+    # plain jax's own gradient of MobileNet moves by 1e-2 with weights four ulps off.
+    x = normal(*shape, seed=3)
     p = make(net, x)
     f = net
     if kind == "gradient":
