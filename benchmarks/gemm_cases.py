@@ -394,8 +394,47 @@ def _turns(rows: int, inner: int, dtype: str, form: str, installed: bool) -> Gem
     )
 
 
+def _beside(inner: int, dtype: str, stacked: bool) -> GemmCase:
+    """One row by a transpose, in a loop in which a library multiplies matrices."""
+    turns, rows, columns = 32, 8, 64
+    w = (turns, inner, inner) if stacked else (inner, inner)
+
+    def net(tanh: Function, scan: Any) -> Function:
+        def forward(h: Any, w: Any, z: Any, v: Any) -> Any:
+            def turn(carry: Any, step: Any) -> tuple[Any, None]:
+                h, z = carry
+                h = h + tanh(h @ (step if stacked else w).T) / inner
+                return (h, z + tanh(z @ v) / columns), None
+
+            if scan is not None:
+                return scan(turn, (h, z), w if stacked else None, length=turns)[0]
+            for i in range(turns):
+                (h, z), _ = turn((h, z), w[i] if stacked else None)
+            return h, z
+
+        return forward
+
+    plain = net(jnp.tanh, jax.lax.scan)
+    return GemmCase(
+        "looped",
+        f"1 row by {inner}, NT, {'stacked' if stacked else 'kept'}, beside {rows} rows",
+        ((1, inner), w, (rows, columns), (columns, columns)),
+        dtype,
+        2 * turns * (inner**2 + rows * columns**2),
+        plain,
+        plain,
+        lambda torch: net(torch.tanh, None),
+        installed=True,
+    )
+
+
 def _looped() -> list[GemmCase]:
     return [
+        _beside(inner, dtype, stacked)
+        for dtype in ("bfloat16", "float32")
+        for stacked in (False, True)
+        for inner in (128, 256, 512)
+    ] + [
         _turns(rows, inner, dtype, form, installed)
         for dtype in ("bfloat16", "float32")
         for form in ("NT", "NN")

@@ -447,7 +447,12 @@ def through_transposes(eqn: Any, transposes: Mapping[Any, Any]) -> Any:
     return eqn.replace(invars=read, params=params)
 
 
-def is_ours(eqn: Any, slices: Sequence[Any]) -> bool:
+def is_operator(eqn: Any) -> bool:
+    """Whether an equation is one of an operator's."""
+    return eqn.primitive in _records
+
+
+def is_ours(eqn: Any, slices: Sequence[Any] = ()) -> bool:
     """Whether an operator's equation will have a kernel in a program for CPUs.
 
     Args:

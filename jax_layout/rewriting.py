@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax_layout import _compat
 
 _CONTROL = frozenset(("scan", "while", "cond"))
+_BODIES = {"scan": "jaxpr", "while": "body_jaxpr"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +24,12 @@ class Place:
     Attributes:
       inside: which of "scan", "while" and "cond" they are in.
       slices: the variables of a scan's body that are other slices in each step.
+      loop: the jaxpr of the innermost loop's body; None outside of loops.
     """
 
     inside: frozenset[str]
     slices: Sequence[Any] = ()
+    loop: Any = None
 
 
 # change(equations, results, place) -> equations
@@ -43,7 +46,7 @@ def rewritten(closed: Any, change: Change) -> Any:
     Returns:
       its jaxpr, the same one if nothing changed. What several equations call stays one.
     """
-    return _Rewriting(change).of(closed, frozenset())
+    return _Rewriting(change).of(closed, Place(frozenset()))
 
 
 def has_shapes(closed: Any) -> bool:
@@ -56,33 +59,35 @@ class _Rewriting:
         self._change = change
         self._done: dict[Any, Any] = {}
 
-    def of(
-        self, value: Any, inside: frozenset[str], slices_from: int | None = None
-    ) -> Any:
+    def of(self, value: Any, at: Place, slices_from: int | None = None) -> Any:
         """What becomes of a jaxpr, of a tuple or list of some, or of anything else."""
         if type(value) in (tuple, list):
-            parts = [self.of(part, inside) for part in value]
+            parts = [self.of(part, at) for part in value]
             return value if _same(parts, value) else type(value)(parts)
         if not isinstance(value, ClosedJaxpr | Jaxpr):
             return value
-        key = id(value), inside, slices_from
+        key = id(value), at.inside, id(at.loop), slices_from
         if key not in self._done:
             if isinstance(value, Jaxpr):  # which from jax 0.12 is what is closed, too
-                inner = [self._equation(eqn, inside) for eqn in value.eqns]
+                inner = [self._equation(eqn, at) for eqn in value.eqns]
                 slices = () if slices_from is None else value.invars[slices_from:]
-                eqns = self._change(inner, value.outvars, Place(inside, slices))
+                place = dataclasses.replace(at, slices=slices)
+                eqns = self._change(inner, value.outvars, place)
                 new = value if _same(eqns, value.eqns) else value.replace(eqns=[*eqns])
             else:
-                jaxpr = self.of(value.jaxpr, inside, slices_from)
+                jaxpr = self.of(value.jaxpr, at, slices_from)
                 new = value if jaxpr is value.jaxpr else value.replace(jaxpr=jaxpr)
             self._done[key] = new
         return self._done[key]
 
-    def _equation(self, eqn: Any, inside: frozenset[str]) -> Any:
+    def _equation(self, eqn: Any, at: Place) -> Any:
         name = eqn.primitive.name
         first = sum(_compat.scan_arity(eqn.params)) if name == "scan" else None
-        inside |= _CONTROL & {name}
-        params = {key: self.of(v, inside, first) for key, v in eqn.params.items()}
+        if name in _CONTROL:
+            body = _BODIES.get(name)
+            loop = at.loop if body is None else eqn.params[body]
+            at = Place(at.inside | {name}, loop=loop)
+        params = {key: self.of(v, at, first) for key, v in eqn.params.items()}
         changed = any(params[key] is not v for key, v in eqn.params.items())
         return eqn.replace(params=params) if changed else eqn
 

@@ -20,20 +20,25 @@ def sources(*patterns):
     return [source for pattern in patterns for source in sorted(ROOT.glob(pattern))]
 
 
-def compile_objects(sources, *flags, optimize="-O1", compiler="g++"):
+def compile_objects(sources, *flags, optimize="-O1", compiler="g++", tiles=False):
     """Objects of sources, as many at a time as cores, in build/objects.
 
     Those of files that have not changed since are there: several tests, in processes of
-    their own, compile the same kernels.
+    their own, compile the same kernels. With `tiles`, AMX's are in software where the
+    processor has none.
     """
     warnings = ("-Wall", "-Wextra", "-Werror")
     command = [compiler, "-std=c++20", optimize, *warnings, *flags, f"-I{ROOT}"]
-    name = hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]
+
+    def compiled(source):
+        return compile_object(source, [*command, *(amx_flags(source) if tiles else ())])
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(lambda x: compile_object(x, name, command), sources))
+        return list(pool.map(compiled, sources))
 
 
-def compile_object(source, name, command):
+def compile_object(source, command):
+    name = hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]
     target = ROOT / "build" / "objects" / name / f"{source.relative_to(ROOT)}.o"
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{target}.lock", "w") as lock:
@@ -55,10 +60,10 @@ def is_current(target):
     return all(file.exists() and file.stat().st_mtime < made for file in read)
 
 
-def compile_library(folder, sources, *flags, optimize="-O1"):
-    """A shared library of sources."""
+def compile_library(folder, sources, *flags, optimize="-O1", tiles=False):
+    """A shared library of sources; `tiles` as in `compile_objects`."""
     library = folder / "kernels.so"
-    objects = compile_objects(sources, "-fPIC", *flags, optimize=optimize)
+    objects = compile_objects(sources, "-fPIC", *flags, optimize=optimize, tiles=tiles)
     subprocess.run(
         ["g++", "-shared", *flags, *objects, "-o", library, "-lpthread"], check=True
     )
@@ -77,20 +82,23 @@ def has_vnni():
     return platform.machine() != "x86_64" or bool({"avx512_vnni", "avx_vnni"} & flags)
 
 
-def amx_flags():
-    """What compiles kernels for AMX: tiles in software where the processor has none."""
+def amx_flags(source):
+    """What compiles a source that has to do with AMX where the processor has none."""
     if {"amx_tile", "amx_bf16"} <= processor_flags():
+        return ()
+    names = source.relative_to(ROOT).with_suffix("").parts
+    if not {"amx", "isa"} & {*names}:
         return ()
     return "-include", str(ROOT / "tests" / "tiles_on_host.h")
 
 
-def compile_sanitized(folder, sources, *flags):
+def compile_sanitized(folder, sources, tiles=False):
     """A library that AddressSanitizer and UndefinedBehaviorSanitizer watch.
 
     Not optimised: that would take four times as long as what runs saves, and leave
     less to be seen.
     """
-    return compile_library(folder, sources, *SANITIZERS, *flags, optimize="-O0")
+    return compile_library(folder, sources, *SANITIZERS, optimize="-O0", tiles=tiles)
 
 
 def compile_program(folder, sources, compiler="g++"):

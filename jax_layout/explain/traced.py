@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import string
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from jax_layout.explain.places import module_of, user_line
 from jax_layout.explain.report import Advice, Reorder, Value
 from jax_layout.optimize.values import SCOPE
 from jax_layout.products.gemm import gemm_kernel
+from jax_layout.products.letters import terms_of
 
 _HERE = os.path.dirname(_backends.__file__) + os.sep
 _FRAMES = 100  # of a stack, at most
@@ -292,7 +292,7 @@ def _product(step: _Step, found: Findings) -> None:
     a, b = (v.aval for v in eqn.invars)
     if {f for f, _ in step.made_by} & {"products/gemm.py", "products/linear.py"}:
         return  # ours, which chose plain jax
-    spec = _spec(eqn.params["dimension_numbers"], a.ndim, b.ndim)
+    spec = "{},{}->{}".format(*terms_of(eqn))
     kernel = gemm_kernel(
         "cpu",
         a,
@@ -325,18 +325,6 @@ def _why(method: str, table: str) -> str:
     if table == "kernels":
         return f"choices are set to run it with {method}, whatever its speed"
     return f"{method} of jl.matmul is faster here by {os.path.basename(table)}"
-
-
-def _spec(numbers: Any, a_rank: int, b_rank: int) -> str:
-    """A `dot_general` in the notation of einsum."""
-    (a_sum, b_sum), (a_batch, b_batch) = numbers
-    letters = iter(string.ascii_letters)
-    a = [next(letters) for _ in range(a_rank)]
-    shared = dict(zip((*b_sum, *b_batch), (*a_sum, *a_batch), strict=True))
-    b = [a[shared[j]] if j in shared else next(letters) for j in range(b_rank)]
-    batch = [a[i] for i in a_batch]
-    rest = [i for i in a if i not in b] + [i for i in b if i not in a]
-    return f"{''.join(a)},{''.join(b)}->{''.join(batch + rest)}"
 
 
 def _text(aval: Any) -> str:

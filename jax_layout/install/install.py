@@ -24,7 +24,7 @@ from jax_layout.install import calls, pooling, products, rules
 from jax_layout.install.record import Lowered, Record
 from jax_layout.install.rules import Program, Rule
 from jax_layout.optimize.optimize import with_channels_last
-from jax_layout.optimize.products import through_transposes
+from jax_layout.products.as_they_lie import products_as_they_lie
 
 # By jax's name of a primitive: the primitive, and what may lower it.
 _RULES: dict[str, tuple[Any, Rule]] = {
@@ -219,7 +219,7 @@ def _rewritten(name: str, jaxpr: Any, platform: str, for_export: bool) -> Any:
             log.add(Lowered(name, "layout", "of convolutions", "channels-last", less))
     if "dot_general" not in state.operators:
         return jaxpr
-    program, ours = calls.with_calls(through_transposes(jaxpr)[0])
+    program, ours = calls.with_calls(products_as_they_lie(jaxpr)[0])
     for call in ours:
         arrays = ", ".join(v.aval.str_short() for v in call.invars[:3])
         log.add(Lowered(name, "dot_general", arrays, call.primitive.name))

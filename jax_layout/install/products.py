@@ -23,9 +23,10 @@ from jax_layout.install.record import Lowered
 from jax_layout.install.rules import Context, Program, array, method, stays_in_cache
 from jax_layout.optimize.products import attends
 from jax_layout.plain import jnp
+from jax_layout.products.as_they_lie import is_large
 from jax_layout.products.gemm import GEMM_DTYPES
-from jax_layout.products.in_loops import goes_with_others, is_large, rows_of
-from jax_layout.products.letters import letters_of, untransposed
+from jax_layout.products.in_loops import goes_with_others
+from jax_layout.products.letters import letters_of, rows_of, untransposed
 from jax_layout.stacks import part_of
 
 ir = mlir.ir

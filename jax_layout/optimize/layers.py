@@ -26,9 +26,9 @@ from jax.extend.core import Literal
 from jax_layout import _backends, _compat
 from jax_layout.kernel import by_choice
 from jax_layout.optimize.broadcasts import Thin, thin
-from jax_layout.optimize.products import is_plain
 from jax_layout.optimize.rules import Equation
 from jax_layout.plain import lax
+from jax_layout.products.as_they_lie import is_plain
 from jax_layout.products.gemm import gemm_kernel
 from jax_layout.products.letters import letters_of
 from jax_layout.products.linear import biased_product

@@ -43,7 +43,6 @@ from jax_layout.optimize.plan import (
     Planner,
     emit,
 )
-from jax_layout.optimize.products import through_transposes
 from jax_layout.optimize.program import (
     differentiates_weights,
     holds_channels_first,
@@ -54,6 +53,7 @@ from jax_layout.optimize.program import (
 )
 from jax_layout.optimize.rules import RULES, Formats, Step
 from jax_layout.optimize.values import Value, of_jaxs_own
+from jax_layout.products.as_they_lie import products_as_they_lie
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -370,7 +370,7 @@ def trace(
         return traced
     products = 0
     if platform == "cpu":
-        closed, products = through_transposes(closed)
+        closed, products = products_as_they_lie(closed)
     if products:
         total = original_bytes(closed)
         traced.closed = closed

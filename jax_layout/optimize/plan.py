@@ -44,7 +44,8 @@ from jax_layout.optimize.rules import (
     without_units,
 )
 from jax_layout.optimize.values import Value
-from jax_layout.products.in_loops import goes_with_others, is_large
+from jax_layout.products.as_they_lie import is_large
+from jax_layout.products.in_loops import goes_with_others
 from jax_layout.products.letters import PRODUCTS, terms_of
 
 # How often a loop runs whose length is not known.

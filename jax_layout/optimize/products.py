@@ -10,28 +10,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Literal, primitives
-from jax.lax import DotAlgorithmPreset
+from jax.extend.core import Literal
 
 from jax_layout import _backends, _compat, choices
 from jax_layout.formats.memory_format import MemoryFormat, row_major
 from jax_layout.formats.pointwise import ELEMENTWISE
 from jax_layout.kernel import by_choice
 from jax_layout.optimize.rules import Equation, Formats, Step, nbytes
-from jax_layout.plain import jnp, lax
+from jax_layout.plain import lax
 from jax_layout.products.gemm import GEMM_DTYPES, gemm_kernel, gemm_p
-from jax_layout.products.in_loops import is_large, rows_of
-from jax_layout.products.letters import terms, terms_of, untransposed
-from jax_layout.rewriting import Place, has_shapes, live, rewritten
+from jax_layout.products.letters import terms, terms_of
 
 # What XLA computes in one loop with the transposes before and behind it.
 _FUSED = ELEMENTWISE | {"concatenate", "pad", "slice", "split", "dynamic_slice", "rev"}
-_PRECISIONS = ("BF16_BF16_F32", "F16_F16_F32", "F32_F32_F32")
 # An operand of so many results, a weight of few rows, is not moved for their sake.
 _MOST_MOVED = 4
 # XLA reads a matrix in either order: one that is moved for a kernel of ours costs time.
@@ -169,18 +164,6 @@ def dot_general(
 def _own_cache() -> float:
     """Bytes: half of a core's second-level cache."""
     return choices.level2_bytes() / choices.threads() / 2
-
-
-def is_plain(eqn: Any) -> bool:
-    """Whether a product is one of numbers as they are."""
-    if _compat.says_where(eqn):
-        return False
-    precision = eqn.params["precision"]
-    if isinstance(precision, DotAlgorithmPreset):
-        return precision.name in _PRECISIONS
-    given = precision if isinstance(precision, tuple) else (precision,)
-    known = all(p is None or isinstance(p, jax.lax.Precision) for p in given)
-    return known and eqn.params.get("out_sharding") is None
 
 
 def own_product(
@@ -381,94 +364,3 @@ def attends(a: Any, b: Any, dimension_numbers: Any) -> bool:
         return False
     work = choices.Work(f"attention {a.dtype.name}", sizes)
     return choices.choose(work) is not None
-
-
-# --- what XLA would write transposed, though a product reads either order
-
-# In loops and branches XLA runs a product of a vector by less with what is around, and
-# before a loop it widens the weights that all steps read, if not for so many rows.
-_LEAST_INSIDE, _ROWS_INSIDE = 1 << 14, 16
-
-
-def through_transposes(closed: Any) -> tuple[Any, int]:
-    """A program for CPUs whose products read what their operands are transposes of.
-
-    Where that is faster on XLA: it reads transposes in place too, but of bfloat16 it
-    widens copies of both operands then, and for a vector it writes the matrix out.
-
-    Args:
-      closed: its jaxpr.
-
-    Returns:
-      its jaxpr, the same one if nothing changed, and the number of such products.
-    """
-    if not has_shapes(closed):
-        return closed, 0
-    count = 0
-
-    def change(eqns: Sequence[Any], results: Sequence[Any], at: Place) -> Sequence[Any]:
-        nonlocal count
-        makers: dict[Any, Any] = {}
-        new = []
-        for eqn in eqns:
-            if eqn.primitive is primitives.dot_general_p and is_plain(eqn):
-                for place in range(2):
-                    eqn = _through_transpose(eqn, place, makers, at)
-            makers.update(dict.fromkeys(eqn.outvars, eqn))
-            new.append(eqn)
-        changed = sum(map(operator.is_not, new, eqns))
-        count += changed
-        return live(new, results) if changed else eqns
-
-    return rewritten(closed, change), count
-
-
-def _through_transpose(
-    eqn: Equation, place: int, makers: Mapping[Any, Equation], at: Place
-) -> Equation:
-    """A product of what its operand at this place is a transpose of; or as it was."""
-    v = eqn.invars[place]
-    transpose = None if isinstance(v, Literal) else makers.get(v)
-    if transpose is None or transpose.primitive is not primitives.transpose_p:
-        return eqn
-    *operands, y = terms_of(eqn)
-    before = operands[place]
-    operands[place] = term = untransposed(before, transpose.params["permutation"])
-    both = [i for i in operands[0] if i in operands[1]]
-    summed, batch = ([i for i in both if (i in y) == kept] for kept in (False, True))
-    orders = [[i for i in given if i in y] for given in (before, term)]
-    # Batches that lie inside are XLA's to place, with what is around them.
-    leads = term.startswith("".join(batch)) and y.startswith("".join(batch))
-    (x,) = transpose.invars
-    pays = _pays(eqn, place, term, at, x in at.slices, x in makers)
-    if orders[0] != orders[1] or not leads or not pays:
-        return eqn
-    numbers = tuple(
-        tuple(tuple(map(given.index, letters)) for given in operands)
-        for letters in (summed, batch)
-    )
-    read = list(eqn.invars)
-    read[place] = x
-    params = eqn.params | {"dimension_numbers": numbers}
-    return _through_transpose(
-        eqn.replace(invars=read, params=params), place, makers, at
-    )
-
-
-def _pays(
-    eqn: Equation, place: int, term: str, at: Place, is_slice: bool, is_made: bool
-) -> bool:
-    """Whether XLA is faster at a product of this operand as it lies, by its letters."""
-    arrays = a, b = [v.aval for v in eqn.invars]
-    x, w, y = terms_of(eqn)
-    rows = min(rows_of((x, w), a, b))
-    if rows > 1:
-        few = at.inside and not is_slice and rows < _ROWS_INSIDE
-        return a.dtype == b.dtype == jnp.bfloat16 and not few
-    if set(x) & set(w) & set(y):
-        return False
-    if not (at.inside or _compat.fuses_transposes()):
-        return True
-    is_matrix = arrays[place].size >= max(_LEAST_INSIDE, arrays[1 - place].size)
-    stays = is_large(arrays[place]) and not (is_slice or is_made)
-    return is_matrix and (stays or term[0] not in y)

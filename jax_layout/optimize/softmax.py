@@ -40,7 +40,7 @@ from jax_layout.optimize.parts import (
     Shifted,
     Terms,
 )
-from jax_layout.optimize.products import is_plain
+from jax_layout.products.as_they_lie import is_plain
 
 _SAME = (
     "convert_element_type", "copy", "copy_p", "stop_gradient", "pvary", "name",

@@ -7,50 +7,29 @@ of one row by a transpose take up to ten times as long as without the call.
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from jax.extend.core.primitives import dot_general_p, transpose_p
 
 from jax_layout import _backends, _compat, choices, op
-from jax_layout.products.letters import PRODUCTS, terms_of
+from jax_layout.products.as_they_lie import (
+    as_they_lie,
+    calls_libraries,
+    is_large,
+    pays_for_a_vector,
+)
+from jax_layout.products.letters import PRODUCTS, rows_of, terms_of
 from jax_layout.rewriting import Place, has_shapes, live, rewritten
 
 _FEW = 2  # rows
-_LOOPS = frozenset(("scan", "while"))
-
-
-def rows_of(letters: Sequence[str], a: Any, b: Any) -> tuple[int, int]:
-    """The extents of both operands' axes that the other lacks, multiplied.
-
-    Args:
-      letters: of the operands' axes.
-      a: the first operand.
-      b: the second.
-    """
-    x, w, *_ = letters
-    first, second = (
-        math.prod(n for i, n in zip(term, v.shape, strict=True) if i not in other)
-        for term, v, other in ((x, a, w), (w, b, x))
-    )
-    return first, second
 
 
 def goes_with_others(letters: Sequence[str], a: Any, b: Any) -> bool:
     """Whether a product in a loop is XLA's if another is, having so few rows."""
     rows = rows_of(letters, a, b)
     return 1 <= min(rows) <= _FEW < max(rows)
-
-
-def is_large(*arrays: Any) -> bool:
-    """Whether a core's second-level cache does not hold an operand.
-
-    Each product of a loop with one is as the tables have it, which tell of operands
-    that come from memory.
-    """
-    largest = max(v.size * v.dtype.itemsize for v in arrays)
-    return largest > choices.level2_bytes() / choices.threads()
 
 
 def together(_: str, closed: Any, platform: str, __: bool) -> Any:
@@ -60,11 +39,12 @@ def together(_: str, closed: Any, platform: str, __: bool) -> Any:
 
 
 def _change(eqns: Sequence[Any], results: Sequence[Any], at: Place) -> Sequence[Any]:
-    if not at.inside & _LOOPS or choices.are_all_ours():
+    if at.loop is None or choices.are_all_ours():
         return eqns
     transposes: dict[Any, Any] = {}
     ours, read = dict[int, bool](), dict[int, Any]()
-    large = []
+    # Of operands that come from memory each product is as the tables have it.
+    large = False
     made = {*at.slices}
     for place, eqn in enumerate(eqns):
         made.update(eqn.outvars)
@@ -76,27 +56,52 @@ def _change(eqns: Sequence[Any], results: Sequence[Any], at: Place) -> Sequence[
         if not goes_with_others(terms_of(eqn), a, b):
             continue
         ours[place] = False
-        if is_large(a, b):
-            large.append(place)
+        large |= is_large(a, b)
         if eqn.primitive is not dot_general_p:
             read[place] = op.through_transposes(eqn, transposes)
             ours[place] = op.is_ours(read[place], at.slices)
-    if not read or all(ours.values()):
+    if not ours:
         return eqns
+    own = any(ours.values()) and (large or all(ours.values()))
+    calls = own or calls_libraries(at.loop)
     new = [*eqns]
     for place, eqn in read.items():
-        if not large and ours[place]:
-            new[place] = op.without_kernel(eqns[place])
-        elif place in large and not ours[place] and _is_of_kept(eqn, made):
+        if own and ours[place]:
+            continue
+        if _pays(eqn, calls, made):
             new[place] = op.without_kernel(eqn)
-    return live(new, results)
+        elif ours[place]:
+            new[place] = op.without_kernel(eqns[place])
+    if own or _calls_ours(at.loop):  # beside which jax's products are slower, too
+        new = as_they_lie(new, at, calls)
+    return eqns if all(map(operator.is_, new, eqns)) else live(new, results)
 
 
-def _is_of_kept(eqn: Any, made: Collection[Any]) -> bool:
-    """Whether a product is of a vector by a matrix that no step makes first."""
-    matrix = max(eqn.invars[:2], key=lambda v: v.aval.size)
-    few = min(rows_of(terms_of(eqn), *(v.aval for v in eqn.invars[:2])))
-    return few == 1 and matrix not in made
+def _pays(eqn: Any, calls: bool, made: Collection[Any]) -> bool:
+    """Whether XLA had better read what a vector's matrix is a transpose of."""
+    a, b = eqn.invars[:2]
+    vector, matrix = sorted((a, b), key=lambda v: v.aval.size)
+    few = min(rows_of(terms_of(eqn), a.aval, b.aval))
+    kept = matrix not in made
+    return few == 1 and pays_for_a_vector(matrix.aval, vector.aval, calls, kept)
+
+
+def _calls_ours(loop: Any) -> bool:
+    """Whether a loop has kernels of ours, but for those that go with others."""
+    return any(
+        _has_kernel(eqn) or any(map(_calls_ours, _compat.inner_jaxprs(eqn.params)))
+        for eqn in loop.eqns
+    )
+
+
+def _has_kernel(eqn: Any) -> bool:
+    if not op.is_operator(eqn):
+        return False
+    if eqn.primitive.name in PRODUCTS:
+        a, b = (v.aval for v in eqn.invars[:2])
+        if goes_with_others(terms_of(eqn), a, b):
+            return False
+    return op.is_ours(eqn)
 
 
 _compat.rewrite_programs(together)

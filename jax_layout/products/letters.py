@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,22 @@ def terms_of(eqn: Any) -> tuple[str, str, str]:
         return terms(eqn.params["spec"])
     a, b = (v.aval.ndim for v in eqn.invars)
     return letters_of(eqn.params["dimension_numbers"], a, b)
+
+
+def rows_of(letters: Sequence[str], a: Any, b: Any) -> tuple[int, int]:
+    """The extents of both operands' axes that the other lacks, multiplied.
+
+    Args:
+      letters: of the operands' axes.
+      a: the first operand.
+      b: the second.
+    """
+    x, w, *_ = letters
+    first, second = (
+        math.prod(n for i, n in zip(term, v.shape, strict=True) if i not in other)
+        for term, v, other in ((x, a, w), (w, b, x))
+    )
+    return first, second
 
 
 def unused_letter(spec: str) -> str:

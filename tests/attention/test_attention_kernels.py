@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from native import (
-    amx_flags,
     check_sanitized,
     compile_library,
     compile_sanitized,
@@ -251,7 +250,7 @@ def check_case(library, c, isa):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("attention")
-    return ctypes.CDLL(str(compile_library(folder, SOURCES, *amx_flags())))
+    return ctypes.CDLL(str(compile_library(folder, SOURCES, tiles=True)))
 
 
 @pytest.fixture(params=range(len(ISAS)), ids=ISAS)
@@ -457,7 +456,7 @@ def main():
 
 
 def test_sanitized(tmp_path):
-    check_sanitized(__file__, compile_sanitized(tmp_path, SOURCES, *amx_flags()))
+    check_sanitized(__file__, compile_sanitized(tmp_path, SOURCES, tiles=True))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from native import (
-    amx_flags,
     check_sanitized,
     compile_library,
     compile_sanitized,
@@ -250,7 +249,7 @@ def close(got, want, epsilon, slack):
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kernels")
-    return ctypes.CDLL(str(compile_library(folder, SOURCES, *amx_flags())))
+    return ctypes.CDLL(str(compile_library(folder, SOURCES, tiles=True)))
 
 
 def need(library, method):
@@ -625,7 +624,7 @@ def check_under_sanitizers(path):
 
 
 def test_sanitizers(tmp_path):
-    check_sanitized(__file__, compile_sanitized(tmp_path, SOURCES, *amx_flags()))
+    check_sanitized(__file__, compile_sanitized(tmp_path, SOURCES, tiles=True))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from jax import lax
 
 import jax_layout as jl
 from jax_layout import _backends, choices
-from jax_layout.products import in_loops
+from jax_layout.products import as_they_lie, in_loops
 
 pytestmark = pytest.mark.skipif(
     not _backends.available("cpu"), reason="the extension module is missing"
@@ -84,18 +84,65 @@ def test_they_go_together(rows, ours, first, loop, large, expected, monkeypatch)
     np.testing.assert_allclose(found, plain, rtol=0, atol=1e-5 * abs(plain).max())
 
 
-@pytest.mark.parametrize("rows, transposes", [(1, 0), (2, 1)])
-def test_xla_reads_a_vectors_large_matrix_as_it_lies(rows, transposes, monkeypatch):
+def beside_a_product(product, h, w):
+    y = product(h, w.T)
+    many = jnp.broadcast_to(h, (8, 64)) @ w.T  # which a library computes
+    return y + 1e-3 * many.sum(0, keepdims=True)
+
+
+# In loops that have no products but XLA's.
+@pytest.mark.parametrize("rows, large, step, transposes", [
+    (1, True, by_transpose, 0),
+    (2, True, by_transpose, 1),
+    (1, False, by_transpose, 1),
+    (1, False, beside_a_product, 1 + int(jax.__version_info__ < (0, 11))),
+])  # fmt: skip
+def test_xla_reads_a_vectors_matrix_as_it_lies(
+    rows, large, step, transposes, monkeypatch
+):
     monkeypatch.setattr(choices, "choose", lambda *_: None)
     monkeypatch.setattr(choices, "are_all_ours", lambda: False)
-    monkeypatch.setattr(in_loops, "is_large", lambda *_: True)
-    x, w = array(rows, 64), array(64, 64, seed=1) / 8
+    for module in (in_loops, as_they_lie):
+        monkeypatch.setattr(module, "is_large", lambda *_: large)
+    x, w = array(rows, 64), array(256, 64, seed=1) / 8
 
     def f(product):
-        return lambda x, w: scanned(lambda h: product(h, w.T), x)
+        def turn(h):
+            return jnp.tanh(step(product, h, w)[:, :64])
+
+        return lambda x, w: scanned(turn, x)
 
     lowered = jax.jit(f(jl.matmul)).lower(x, w)
     assert lowered.as_text().count("stablehlo.transpose") == transposes
     plain = jax.jit(f(jnp.matmul))(x, w)
     found = lowered.compile()(x, w)
-    np.testing.assert_allclose(found, plain, rtol=0, atol=1e-5 * abs(plain).max())
+    np.testing.assert_allclose(found, plain, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows, ours, calls", [
+    (8, True, 1), (8, False, 0), (1, True, 0)
+])  # fmt: skip
+def test_jaxs_vector_reads_its_matrix_as_it_lies_beside_calls(
+    rows, ours, calls, monkeypatch
+):
+    """A call of ours changes how XLA runs what is around it."""
+
+    def choose(work, methods=choices.OURS, passes=1, gain=1.0):
+        return methods[0] if ours and not choices.are_plain() else None
+
+    monkeypatch.setattr(choices, "choose", choose)
+    monkeypatch.setattr(choices, "are_all_ours", lambda: False)
+    x, w, z = array(1, 128), array(128, 128, seed=1) / 12, array(rows, 64)
+    v = array(64, 64, seed=2) / 8
+
+    def f(x, w, z, v):
+        def step(s):
+            h, z = s
+            return jnp.tanh(h @ w.T), jl.matmul(z, v)
+
+        return scanned(step, (x, z))
+
+    lowered = jax.jit(f).lower(x, w, z, v).as_text()
+    assert lowered.count("@jax_layout_") == calls
+    reads = calls > 0 and jax.__version_info__ >= (0, 11)
+    assert ("stablehlo.transpose" in lowered) != reads

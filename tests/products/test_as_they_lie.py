@@ -13,7 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 import jax_layout as jl
 from hlo import compiled, count
 from jax_layout import _backends, choices
-from jax_layout.optimize.products import through_transposes
+from jax_layout.products.as_they_lie import products_as_they_lie
 
 needs_kernels = pytest.mark.skipif(
     not _backends.available("cpu"), reason="the extension module is missing"
@@ -61,6 +61,31 @@ def dots(x, w):
     return lax.fori_loop(0, 3, lambda _, h: jnp.tanh(h @ w.T / len(w)), x)
 
 
+def reduced(x, w):
+    """The scores of a long line beside a product, in each step."""
+
+    def step(h, w):
+        scores = jax.nn.softmax(jnp.arange(4096, dtype=h.dtype) * h[0, 0])
+        return jnp.tanh(h @ w.T + scores[:1]), None
+
+    return lax.scan(step, x, w)[0]
+
+
+def multiplied(x, w):
+    """A product that a library computes beside one that none does, in each step."""
+
+    def step(_, s):
+        h, other = s
+        turned = CALLED(h, w * h[0, 0])
+        return jnp.tanh(turned), jnp.tanh(other @ other)
+
+    return lax.fori_loop(0, 3, step, (x, jnp.ones((8, 8), x.dtype)))
+
+
+def long(x, w):
+    return lax.fori_loop(0, 3, lambda _, h: jnp.tanh(h + (h @ w.T).sum()), x)
+
+
 CALLED = jax.jit(matrix)
 LARGE = math.isqrt(int(choices.level2_bytes() / choices.threads()) // 4) + 16
 # Shapes and dtype of operands, and how many products read through a transpose.
@@ -103,11 +128,23 @@ READ = {
     "a dot of rows of a large matrix in a loop": (
         dots, (1, LARGE), (LARGE, LARGE), F32, 1
     ),
+    "a dot of rows of a stack beside a reduction": (
+        reduced, (1, 128), (3, 128, 128), F32, int(WRITES_TRANSPOSES)
+    ),
+    "a dot of rows of what a loop computes beside a product": (
+        multiplied, (1, 128), (128, 128), F32, int(WRITES_TRANSPOSES)
+    ),
+    "a dot of long rows in a loop": (
+        long, (1, 4096), (4, 4096), F32, int(WRITES_TRANSPOSES)
+    ),
     # What XLA does as well, or better, as it is.
     "float32": (matrix, (8, 24), (16, 24), F32, 0),
     "few rows in a loop": (steps, (8, 24), (24, 24), BF16, 0),
     "a small matrix in a loop": (steps, (1, 64), (64, 64), F32, 0),
     "a dot of rows in a loop": (dots, (1, 128), (128, 128), F32, 0),
+    "a dot of few rows beside a reduction": (
+        reduced, (1, 64), (3, 64, 64), F32, 0
+    ),
     "a dot of rows of a stack in a scan": (
         lambda x, w: lax.scan(lambda h, w: (jnp.tanh(h @ w.T), None), x, w)[0],
         *((1, LARGE), (2, LARGE, LARGE), F32, 0),
@@ -153,7 +190,7 @@ def test_which_products_read_through_transposes(case):
     f, x, w, dtype, products = READ[case]
     x, w = array(*x, dtype=dtype), array(*w, dtype=dtype, seed=1)
     closed = jax.make_jaxpr(f)(x, w)
-    found, changed = through_transposes(closed)
+    found, changed = products_as_they_lie(closed)
     assert changed == products
     before, after = ([*names(j.jaxpr)].count("transpose") for j in (closed, found))
     assert (after < before) == (products > 0 and case != "read elsewhere")
