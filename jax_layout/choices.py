@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -114,6 +115,10 @@ class Table:
 
         Between points it is rather less than more: what one knows is in its favour.
         """
+        size = math.prod(work.sizes)  # of a convolution, its multiplications
+        most, lost = self._lost_in_loops(work.case)
+        if size <= most:
+            return lost
         points = self._points(work.case, method)
         if points is None:
             return None
@@ -124,7 +129,7 @@ class Table:
         nearest = np.argsort(distance, kind="stable")[:_NEIGHBOURS]
         if distance[nearest[0]] == 0:
             return float(math.exp(logs[nearest[0]]))
-        is_larger = math.prod(work.sizes) > 2 ** places[nearest[0]].sum()
+        is_larger = size > 2 ** places[nearest[0]].sum()
         reach = math.inf
         if self.quick:
             reach = _QUICK_REACH
@@ -146,6 +151,22 @@ class Table:
             for case, points in self.cases.items()
             for sizes, ratios in points.items()
         }
+
+    def _lost_in_loops(self, case: str) -> tuple[int, float]:
+        """The largest convolution in a loop that lost, as all smaller ones did."""
+        if not (case.startswith("conv ") and case.endswith(_IN_A_LOOP)):
+            return 0, 0.0
+        if (dtype := case.split()[2]) not in self._known:
+            points = sorted(
+                (math.prod(sizes), max(ratios.values()))
+                for known, of in self.cases.items()
+                if known.startswith("conv ") and known.endswith(_IN_A_LOOP)
+                if known.split()[2] == dtype
+                for sizes, ratios in of.items()
+            )
+            lost = [*itertools.takewhile(lambda point: point[1] < 1, points)]
+            self._known[dtype] = lost[-1] if lost else (0, 0.0)
+        return self._known[dtype]
 
     def _points(self, case: str, method: str) -> tuple[np.ndarray, np.ndarray] | None:
         if (case, method) not in self._known:

@@ -184,14 +184,14 @@ def _pays(
 
 
 def pays_for_a_vector(matrix: Any, vector: Any, calls: bool, kept: bool) -> bool:
-    """Whether XLA is faster by a matrix's rows than by the columns of its transpose.
+    """Whether XLA, in a loop, had better read a matrix than what is its transpose.
 
-    In loops, where it computes by columns of what a step slices or computes in one go
-    with the slicing, and finds what is small in a core's own cache.
+    Where nothing is called its one pass by the transpose takes in how a step slices or
+    computes the matrix, and finds a small one in a core's own cache.
 
     Args:
       matrix: as it lies.
-      vector: its other operand.
+      vector: what it is multiplied by.
       calls: as of `calls_libraries`.
       kept: whether all steps read the same matrix.
     """

@@ -130,7 +130,7 @@ _CHANNELS = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 
 _SPACE = (4, 5, 7, 8, 10, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 112, 128, 160,
           224, 256, 400, 512, 1000, 1024, 2048, 4096, 8192)  # fmt: skip
 _MOST = {1: 8192, 2: 224, 3: 40}  # of the extents in space, by how many there are
-_DRAWN, _DRAWN_IN_LOOPS = 1000, 200
+_DRAWN, _DRAWN_IN_LOOPS = 1000, 400
 
 
 def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:

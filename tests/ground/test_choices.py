@@ -193,6 +193,31 @@ def test_in_a_loop_a_table_says_nothing_of_what_is_far_larger_than_its_points(tm
     assert chosen == {1: None, 64: None, 128: None, 1 << 20: "ours"}
 
 
+@pytest.mark.parametrize("smallest, chosen", [(0.5, None), (1.5, "ours")])
+def test_convolutions_in_a_loop_that_are_smaller_than_what_gained_are_xlas(
+    smallest, chosen, tmp_path
+):
+    """Of all cases of a dtype, also of one that the table has no points of."""
+    loops = {
+        "conv y float32 in a loop": [
+            [[4, 4, 4, 1], {"ours": smallest}],
+            [[16, 8, 8, 1], {"ours": 0.9, "oneDNN": 0.8}],
+            [[32, 8, 8, 1], {"ours": 6.0}],
+        ],
+        "conv y float32": [[[16, 8, 8, 1], {"ours": 2.0}]],
+        "conv x float32 NCHW": [[[16, 8, 8, 1], {"ours": 2.0}]],
+        "conv y bfloat16": [[[16, 8, 8, 1], {"ours": 2.0}]],
+    }
+    jl.use_choices(write(tmp_path / "table.json", cases=loops))
+    small, large = ((rows, 8, 8, 1) for rows in (15, 40))
+    for case in ("conv y float32", "conv x float32 NCHW"):
+        assert choices.choose(Work(case, small).in_a_loop()) == chosen
+        assert choices.choose(Work(case, large).in_a_loop()) == "ours"
+        assert choices.choose(Work(case, small)) == "ours"
+    other = Work("conv y bfloat16", small).in_a_loop()
+    assert choices.choose(other) == "ours"  # of which nothing was measured
+
+
 def test_what_is_asked_can_be_collected():
     with choices.asked() as found:
         contract(256)
