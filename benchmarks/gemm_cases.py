@@ -400,14 +400,15 @@ def _beside(inner: int, dtype: str, stacked: bool) -> GemmCase:
     w = (turns, inner, inner) if stacked else (inner, inner)
 
     def net(tanh: Function, scan: Any) -> Function:
-        def forward(h: Any, w: Any, z: Any, v: Any) -> Any:
+        def forward(x: Any, w: Any, y: Any, v: Any) -> Any:
             def turn(carry: Any, step: Any) -> tuple[Any, None]:
                 h, z = carry
-                h = h + tanh(h @ (step if stacked else w).T) / inner
-                return (h, z + tanh(z @ v) / columns), None
+                h = x + tanh(h @ (step if stacked else w).T / inner)
+                return (h, y + tanh(z @ v / columns)), None
 
             if scan is not None:
-                return scan(turn, (h, z), w if stacked else None, length=turns)[0]
+                return scan(turn, (x, y), w if stacked else None, length=turns)[0]
+            h, z = x, y
             for i in range(turns):
                 (h, z), _ = turn((h, z), w[i] if stacked else None)
             return h, z
