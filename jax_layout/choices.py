@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import os
@@ -157,15 +156,16 @@ class Table:
         if not (case.startswith("conv ") and case.endswith(_IN_A_LOOP)):
             return 0, 0.0
         if (dtype := case.split()[2]) not in self._known:
-            points = sorted(
+            points = [
                 (math.prod(sizes), max(ratios.values()))
                 for known, of in self.cases.items()
                 if known.startswith("conv ") and known.endswith(_IN_A_LOOP)
                 if known.split()[2] == dtype
                 for sizes, ratios in of.items()
-            )
-            lost = [*itertools.takewhile(lambda point: point[1] < 1, points)]
-            self._known[dtype] = lost[-1] if lost else (0, 0.0)
+            ]
+            gained = min((size for size, r in points if r >= 1), default=math.inf)
+            lost = [point for point in points if point[0] < gained]
+            self._known[dtype] = max(lost, default=(0, 0.0))
         return self._known[dtype]
 
     def _points(self, case: str, method: str) -> tuple[np.ndarray, np.ndarray] | None:
