@@ -7,8 +7,9 @@ then, and for a vector it writes the matrix out, or computes by it what takes lo
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from jax.lax import DotAlgorithmPreset
 from jax_layout import _compat, choices, op
 from jax_layout.plain import jnp
 from jax_layout.products.letters import PRODUCTS, rows_of, terms_of, untransposed
-from jax_layout.rewriting import Place, has_shapes, live, rewritten
+from jax_layout.rewriting import Place, has_any, has_shapes, live, rewritten
 
 _PRECISIONS = ("BF16_BF16_F32", "F16_F16_F32", "F32_F32_F32")
 # In loops and branches XLA runs a product of a vector by less with what is around, and
@@ -29,7 +30,7 @@ _WRITTEN_FOR = 16 << 10
 # Of more multiplications, XLA has products of matrices computed by a library, and of
 # more elements, reductions.
 _MULTIPLIED, _REDUCED = 32, 4096
-_REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_prod".split())
+_REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min".split())
 _CALLED = frozenset(
     "sort top_k fft scatter scatter-add cholesky triangular_solve ffi_call".split()
 )
@@ -63,10 +64,7 @@ def calls_libraries(loop: Any) -> bool:
     Args:
       loop: the jaxpr of its body.
     """
-    return any(
-        _is_called(eqn) or any(map(calls_libraries, _compat.inner_jaxprs(eqn.params)))
-        for eqn in loop.eqns
-    )
+    return has_any(loop, _is_called)
 
 
 def _is_called(eqn: Any) -> bool:
@@ -76,7 +74,11 @@ def _is_called(eqn: Any) -> bool:
         rows = rows_of(terms_of(eqn), a, b)
         return min(rows) > 1 and a.size * rows[1] >= _MULTIPLIED
     if name in _REDUCTIONS:
-        return bool(eqn.invars[0].aval.size >= _REDUCED)
+        x = eqn.invars[0].aval
+        known = jnp.issubdtype(x.dtype, jnp.floating)
+        if name == "reduce_sum":
+            known &= x.dtype.itemsize >= 4
+        return known and x.size >= _REDUCED
     return name in _CALLED or (op.is_operator(eqn) and op.is_ours(eqn))
 
 
@@ -116,23 +118,40 @@ def as_they_lie(eqns: Sequence[Any], at: Place, calls: bool) -> list[Any]:
       at: where they are.
       calls: whether the loop around them, if they are in one, `calls_libraries`.
     """
-    makers: dict[Any, Any] = {}
+    around = _Around(at, calls, {})
     found = []
     for eqn in eqns:
         if eqn.primitive is primitives.dot_general_p and is_plain(eqn):
             for place in range(2):
-                eqn = _through_transpose(eqn, place, makers, at, calls)
-        makers.update(dict.fromkeys(eqn.outvars, eqn))
+                eqn = _through_transpose(eqn, place, around)
+        around.makers.update(dict.fromkeys(eqn.outvars, eqn))
         found.append(eqn)
     return found
 
 
-def _through_transpose(
-    eqn: Any, place: int, makers: Mapping[Any, Any], at: Place, calls: bool
-) -> Any:
+@dataclasses.dataclass(frozen=True)
+class _Around:
+    """What a product is among.
+
+    Attributes:
+      at: where it is.
+      calls: whether the loop around it `calls_libraries`.
+      makers: the equations before it, by what they make.
+    """
+
+    at: Place
+    calls: bool
+    makers: dict[Any, Any]
+
+    def makes(self, v: Any) -> bool:
+        """Whether it is another value in each step."""
+        return v in self.at.slices or v in self.makers
+
+
+def _through_transpose(eqn: Any, place: int, around: _Around) -> Any:
     """A product of what its operand at this place is a transpose of; or as it was."""
     v = eqn.invars[place]
-    transpose = None if isinstance(v, Literal) else makers.get(v)
+    transpose = None if isinstance(v, Literal) else around.makers.get(v)
     if transpose is None or transpose.primitive is not primitives.transpose_p:
         return eqn
     *operands, y = terms_of(eqn)
@@ -144,12 +163,7 @@ def _through_transpose(
     # Batches that lie inside are XLA's to place, with what is around them.
     leads = term.startswith("".join(batch)) and y.startswith("".join(batch))
     (x,) = transpose.invars
-    kept = not (x in at.slices or x in makers)
-    if (
-        orders[0] != orders[1]
-        or not leads
-        or not _pays(eqn, place, term, at, calls, x in at.slices, kept)
-    ):
+    if orders[0] != orders[1] or not leads or not _pays(eqn, place, term, x, around):
         return eqn
     numbers = tuple(
         tuple(tuple(map(given.index, letters)) for given in operands)
@@ -158,29 +172,26 @@ def _through_transpose(
     read = list(eqn.invars)
     read[place] = x
     params = eqn.params | {"dimension_numbers": numbers}
-    return _through_transpose(
-        eqn.replace(invars=read, params=params), place, makers, at, calls
-    )
+    return _through_transpose(eqn.replace(invars=read, params=params), place, around)
 
 
-def _pays(
-    eqn: Any, place: int, term: str, at: Place, calls: bool, is_slice: bool, kept: bool
-) -> bool:
+def _pays(eqn: Any, place: int, term: str, lies: Any, around: _Around) -> bool:
     """Whether XLA is faster at a product of this operand as it lies, by its letters."""
+    at = around.at
     arrays = a, b = [v.aval for v in eqn.invars]
     x, w, y = terms_of(eqn)
     rows = min(rows_of((x, w), a, b))
     if rows > 1:
-        few = at.inside and not is_slice and rows < _ROWS_INSIDE
+        few = at.inside and lies not in at.slices and rows < _ROWS_INSIDE
         return a.dtype == b.dtype == jnp.bfloat16 and not few
     if set(x) & set(w) & set(y):
         return False
     if not (at.inside or _compat.fuses_transposes()):
         return True
     matrix, vector = arrays[place], arrays[1 - place]
-    if matrix.size < max(_LEAST_INSIDE, vector.size):
-        return False
-    return term[0] not in y or pays_for_a_vector(matrix, vector, calls, kept)
+    if term[0] not in y:
+        return _is_enough(matrix, vector)
+    return pays_for_a_vector(matrix, vector, around.calls, not around.makes(lies))
 
 
 def pays_for_a_vector(matrix: Any, vector: Any, calls: bool, kept: bool) -> bool:
@@ -195,7 +206,13 @@ def pays_for_a_vector(matrix: Any, vector: Any, calls: bool, kept: bool) -> bool
       calls: as of `calls_libraries`.
       kept: whether all steps read the same matrix.
     """
+    if not _is_enough(matrix, vector):
+        return False
     written = vector.size * vector.dtype.itemsize >= _WRITTEN_FOR
     if (calls or written) and not _compat.fuses_transposes():
         return True
     return kept and is_large(matrix)
+
+
+def _is_enough(matrix: Any, vector: Any) -> bool:
+    return bool(matrix.size >= max(_LEAST_INSIDE, vector.size))

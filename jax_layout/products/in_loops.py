@@ -21,7 +21,7 @@ from jax_layout.products.as_they_lie import (
     pays_for_a_vector,
 )
 from jax_layout.products.letters import PRODUCTS, rows_of, terms_of
-from jax_layout.rewriting import Place, has_shapes, live, rewritten
+from jax_layout.rewriting import Place, has_any, has_shapes, live, rewritten
 
 _FEW = 2  # rows
 
@@ -72,7 +72,7 @@ def _change(eqns: Sequence[Any], results: Sequence[Any], at: Place) -> Sequence[
             new[place] = op.without_kernel(eqn)
         elif ours[place]:
             new[place] = op.without_kernel(eqns[place])
-    if own or _calls_ours(at.loop):  # beside which jax's products are slower, too
+    if own or has_any(at.loop, _has_kernel):  # beside which jax's are slower, too
         new = as_they_lie(new, at, calls)
     return eqns if all(map(operator.is_, new, eqns)) else live(new, results)
 
@@ -86,15 +86,8 @@ def _pays(eqn: Any, calls: bool, made: Collection[Any]) -> bool:
     return few == 1 and pays_for_a_vector(matrix.aval, vector.aval, calls, kept)
 
 
-def _calls_ours(loop: Any) -> bool:
-    """Whether a loop has kernels of ours, but for those that go with others."""
-    return any(
-        _has_kernel(eqn) or any(map(_calls_ours, _compat.inner_jaxprs(eqn.params)))
-        for eqn in loop.eqns
-    )
-
-
 def _has_kernel(eqn: Any) -> bool:
+    """Whether a kernel of ours computes it, if it is none that goes with others."""
     if not op.is_operator(eqn):
         return False
     if eqn.primitive.name in PRODUCTS:

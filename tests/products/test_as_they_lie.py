@@ -13,7 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 import jax_layout as jl
 from hlo import compiled, count
 from jax_layout import _backends, choices
-from jax_layout.products.as_they_lie import products_as_they_lie
+from jax_layout.products.as_they_lie import calls_libraries, products_as_they_lie
 
 needs_kernels = pytest.mark.skipif(
     not _backends.available("cpu"), reason="the extension module is missing"
@@ -255,3 +255,36 @@ def test_ours_has_xla_read_weights_as_they_lie(rows, dtype, moved, monkeypatch):
     plain = lambda x, w: lax.fori_loop(0, 3, lambda _, h: h @ w.T, x)  # noqa: E731
     ours, theirs = (count(moved, compiled(f, x, w)) for f in (looped, plain))
     assert ours == theirs
+
+
+# What a step computes of some numbers beside a product of one row.
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="XLA compiles loops otherwise"
+)
+@pytest.mark.parametrize("beside, dtype", [
+    (lambda z: z[0], F32),
+    (jnp.sum, F32),
+    (lambda z: jnp.sum(z[:2048]), F32),
+    (lambda z: jnp.sum(z, dtype=z.dtype), BF16),
+    (jnp.prod, F32),
+    (jnp.max, BF16),
+    (jnp.min, F32),
+    (jnp.max, jnp.int32),
+    (jnp.sort, F32),
+    (lambda z: jax.nn.softmax(z)[0], F32),
+    (lambda z: (z[:64].reshape(8, 8) @ z[64:128].reshape(8, 8))[0], F32),
+])  # fmt: skip
+def test_xla_compiles_a_loop_to_one_function_where_it_calls_none(beside, dtype):
+    def f(x, w, z):
+        def step(carry, z):
+            x, y = carry
+            return (jnp.tanh(x @ w.T), y + jnp.ravel(beside(z))[0].astype(F32)), None
+
+        return lax.scan(step, (x, jnp.zeros((), F32)), z)[0]
+
+    avals = [jax.ShapeDtypeStruct(*a) for a in (
+        ((1, 32), F32), ((32, 32), F32), ((3, 1 << 14), dtype)
+    )]  # fmt: skip
+    (loop,) = [e for e in jax.make_jaxpr(f)(*avals).eqns if e.primitive.name == "scan"]
+    compiled = jax.jit(f).lower(*avals).compile().as_text()
+    assert calls_libraries(loop.params["jaxpr"].jaxpr) != ("small_call" in compiled)
