@@ -21,7 +21,7 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -333,8 +333,9 @@ def _best(
 ) -> str | None:
     case, known = _known(work, methods, source)
     best = max(known, key=known.__getitem__, default=None)
-    if passes == 0 and case != work.case:
-        return best or methods[0]
+    if passes == 0 and case != work.case:  # which this machine's tables do not know
+        lost = max(_least(packaged(), work, methods).values(), default=gain) < gain
+        return None if lost else best or methods[0]
     enough = best is not None and known[best] >= max(passes, 1) * gain
     return best if enough else None
 
@@ -343,29 +344,30 @@ def _known(
     work: Work, methods: tuple[str, ...], source: str
 ) -> tuple[str, dict[str, float]]:
     """The ratio of each method that tables know, and of which case it is."""
-    # Where several tables count, the slowest ratio does; of one that does not know a
-    # method nothing follows.
-    known: dict[str, float] = {}
-
-    def ask(table: Table, work: Work) -> None:
-        for m in methods:
-            ratio = table.ratio(work, m)
-            if ratio is not None:
-                known[m] = min(ratio, known.get(m, math.inf))
-
     for each in work.works():
+        tables, known = list[Table](), dict[str, float]()
         for _, table in _tables_for(each, source):
-            ask(table, each)
-            if known and not table.quick:
+            tables.append(table)
+            if (known := _least(tables, each, methods)) and not table.quick:
                 break
         if known:
             return each.case, known
     for each in work.works():
-        for table in packaged():
-            ask(table, each)
-        if known:
+        if known := _least(packaged(), each, methods):
             return each.case, known
-    return "", known
+    return "", {}
+
+
+def _least(
+    tables: Iterable[Table], work: Work, methods: tuple[str, ...]
+) -> dict[str, float]:
+    """The ratio of each method in the table that has it as the slowest."""
+    known: dict[str, float] = {}
+    for table in tables:  # of one that does not know a method nothing follows
+        for m in methods:
+            if (ratio := table.ratio(work, m)) is not None:
+                known[m] = min(ratio, known.get(m, math.inf))
+    return known
 
 
 # --- files

@@ -193,6 +193,21 @@ def test_in_a_loop_a_table_says_nothing_of_what_is_far_larger_than_its_points(tm
     assert chosen == {1: None, 64: None, 128: None, 1 << 20: "ours"}
 
 
+@pytest.mark.parametrize("others, small", [(True, None), (False, "oneDNN")])
+def test_in_a_loop_other_tables_count_where_the_machines_knows_none(
+    others, small, tmp_path, monkeypatch
+):
+    """A convolution of few operations loses in all that know it, a large one gains."""
+    points = {"conv y float32": [[[64, 8, 8, 9], {"oneDNN": 3.0}]]}
+    jl.use_choices(write(tmp_path / "table.json", cases=points))
+    monkeypatch.setattr(choices, "packaged_path", lambda: tmp_path / "none.json")
+    if not others:
+        monkeypatch.setattr(choices, "packaged", list)
+    for sizes, expected in (((64, 2, 2, 9), small), ((4096, 32, 32, 9), "oneDNN")):
+        work = Work("conv y float32", sizes).in_a_loop()
+        assert choices.choose(work, ("oneDNN",), passes=0) == expected
+
+
 @pytest.mark.parametrize("smallest, of_x, of_w", [(0.5, 0.9, 0.9), (1.5, 4.0, None)])
 def test_convolutions_in_a_loop_that_are_smaller_than_what_gained_lose(
     smallest, of_x, of_w
