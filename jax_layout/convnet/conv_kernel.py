@@ -156,7 +156,8 @@ def _product(
         return None
     # What it is faster than is XLA's convolution, not its product.
     work = found.work.named("{} convolution")
-    found = by_choice(dataclasses.replace(found, work=work))
+    slow = not _is_fast_in_loops(result, conv)
+    found = by_choice(dataclasses.replace(found, work=work, ours_in_loops=slow))
     if found is None:
         return None
     return dataclasses.replace(
