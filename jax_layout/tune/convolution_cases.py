@@ -130,7 +130,8 @@ _CHANNELS = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 
 _SPACE = (4, 5, 7, 8, 10, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 112, 128, 160,
           224, 256, 400, 512, 1000, 1024, 2048, 4096, 8192)  # fmt: skip
 _MOST = {1: 8192, 2: 224, 3: 40}  # of the extents in space, by how many there are
-_DRAWN, _DRAWN_IN_LOOPS = 1000, 400
+_DRAWN, _DRAWN_IN_LOOPS, _ONE_TAP_IN_LOOPS = 1000, 400, 150
+_OWN_SEED = 2  # what is tried on the tables has 1
 
 
 def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
@@ -144,18 +145,33 @@ def drawn_in_loops(
 ) -> Iterator[Case]:
     """Short ones in a loop, where XLA lays none out. What is long is ours there."""
     if not quick:
-        short = (c for c in _drawn(Draw(seed), "drawn, looped") if c.is_short())
-        for case in itertools.islice(short, count):
-            yield dataclasses.replace(case, unrolled=False)
+        yield from _in_loops(_drawn(Draw(seed), "drawn, looped"), count)
 
 
-def _drawn(draw: Draw, kind: str) -> Iterator[Case]:
+def one_tap_in_loops(quick: bool) -> Iterator[Case]:
+    """More of those that a product computes, of which few are drawn."""
+    if not quick:
+        cases = _drawn(Draw(_OWN_SEED), "drawn, looped, one tap:", (1,), (1,))
+        yield from _in_loops(cases, _ONE_TAP_IN_LOOPS)
+
+
+def _in_loops(cases: Iterator[Case], count: int) -> Iterator[Case]:
+    for case in itertools.islice((c for c in cases if c.is_short()), count):
+        yield dataclasses.replace(case, unrolled=False)
+
+
+def _drawn(
+    draw: Draw,
+    kind: str,
+    taps: Sizes = (1, 3, 3, 3, 5, 7, 2, 4),
+    strides: Sizes = (1, 1, 1, 2),
+) -> Iterator[Case]:
     while True:
         rank = draw.of(1, 1, 2, 2, 2, 2, 2, 3, 3)
         dtype = draw.of("float32", "float32", "bfloat16", "bfloat16", "float16")
-        last, stride = draw.of(True, True, False), draw.of(1, 1, 1, 2)
+        last, stride = draw.of(True, True, False), draw.of(*strides)
         n, c, out = draw.of(1, 1, 2, 4, 8, 16, 32), *(draw.of(*_CHANNELS) for _ in "io")
-        kernel = (draw.of(1, 3, 3, 3, 5, 7, 2, 4),) * rank
+        kernel = (draw.of(*taps),) * rank
         extents = (draw.of(*(s for s in _SPACE if s <= _MOST[rank])),) * rank
         dilates, which = draw.of(True, False, False), draw.of("y", "y", "x", "w")
         dilates &= stride == 2
