@@ -12,8 +12,8 @@ from jax.interpreters import ad
 from jax.typing import ArrayLike
 
 from jax_layout.arguments import accumulator, arrays, scalar
-from jax_layout.choices import Work
 from jax_layout.kernel import Kernel
+from jax_layout.measured import Work
 from jax_layout.op import Op, define, in_front, jvp_of
 from jax_layout.plain import jnp
 

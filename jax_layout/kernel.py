@@ -10,6 +10,7 @@ from typing import Any
 from jax.interpreters import mlir
 
 from jax_layout import _compat, choices, producers
+from jax_layout.measured import Work
 from jax_layout.stacks import Parts
 
 
@@ -56,7 +57,7 @@ class Kernel:
     prepare: Callable[..., Sequence[Any]] | None = None
     in_order: Callable[[tuple[int, ...]], Kernel | None] | None = None
     ordered_by: Sequence[int] | None = None
-    work: choices.Work | None = None
+    work: Work | None = None
     ours_in_loops: bool = False
     gain: float = choices.GAIN
     methods: Sequence[str] = choices.OURS

@@ -14,8 +14,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jax_layout.arguments import check_dtype
-from jax_layout.choices import Work
 from jax_layout.kernel import Kernel
+from jax_layout.measured import Work
 from jax_layout.op import Op, define
 from jax_layout.plain import jnp, lax
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType
 
-from jax_layout.choices import Work
+from jax_layout.measured import Work
 from jax_layout.plain import jnp
 
 

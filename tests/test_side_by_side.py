@@ -13,7 +13,7 @@ pytest.importorskip("rich")
 from benchmarks import choose, runner, side_by_side
 from benchmarks.results import CaseResult, Report
 from jax_layout import choices
-from jax_layout.choices import Work
+from jax_layout.measured import Work
 from jax_layout.tune import table
 from jax_layout.tune.cases import all_cases
 from jax_layout.tune.command import Outcome

@@ -17,8 +17,8 @@ from jax import Array
 from jax.interpreters import ad
 
 from jax_layout import _backends, _compat, choices
-from jax_layout.choices import Work
 from jax_layout.kernel import Kernel
+from jax_layout.measured import Work
 from jax_layout.op import Op, define, jvp_of
 from jax_layout.plain import jnp, lax, nn
 

@@ -22,8 +22,8 @@ from jax_layout.attention.blocked import (
     merged,
     names,
 )
-from jax_layout.choices import Work
 from jax_layout.kernel import Kernel
+from jax_layout.measured import Work
 from jax_layout.op import Op, define, in_front, jvp_of
 from jax_layout.plain import jnp
 

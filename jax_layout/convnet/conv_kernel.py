@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from jax_layout import _backends, _compat
-from jax_layout.choices import Work
 from jax_layout.convnet.passes import (
     CPU_DTYPES,
     NAMES,
@@ -23,6 +22,7 @@ from jax_layout.convnet.passes import (
 )
 from jax_layout.formats.memory_format import MemoryFormat
 from jax_layout.kernel import Kernel, by_choice
+from jax_layout.measured import Work
 from jax_layout.products.gemm import gemm_kernel
 
 

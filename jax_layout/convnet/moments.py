@@ -14,9 +14,10 @@ import numpy as np
 from jax import Array
 from jax.interpreters import ad
 
-from jax_layout.choices import GAIN, Work
+from jax_layout.choices import GAIN
 from jax_layout.formats.physical import wide
 from jax_layout.kernel import Kernel
+from jax_layout.measured import Work
 from jax_layout.op import Op, define, in_front
 from jax_layout.plain import jnp, lax
 

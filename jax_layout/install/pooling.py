@@ -17,12 +17,12 @@ import numpy as np
 from jax.interpreters import mlir
 
 from jax_layout import _compat, choices, producers
-from jax_layout.choices import Work
 from jax_layout.convnet import windows
 from jax_layout.convnet.pool_kernel import pool
 from jax_layout.convnet.windows import Window
 from jax_layout.formats.physical import wide
 from jax_layout.install.rules import Context, Program, Rule, array, stays_in_cache
+from jax_layout.measured import Work
 from jax_layout.plain import jnp, lax
 
 # Maxima as slices are a loop that XLA takes 25 ms to compile, its own windows 5. Across

@@ -20,6 +20,7 @@ from jax_layout import _backends, _compat, choices
 from jax_layout.formats.memory_format import MemoryFormat, row_major
 from jax_layout.formats.pointwise import ELEMENTWISE
 from jax_layout.kernel import by_choice
+from jax_layout.measured import Work
 from jax_layout.optimize.rules import Equation, Formats, Step, nbytes
 from jax_layout.plain import lax
 from jax_layout.products.gemm import GEMM_DTYPES, gemm_kernel, gemm_p
@@ -362,5 +363,5 @@ def attends(a: Any, b: Any, dimension_numbers: Any) -> bool:
     sizes = (extents[0], rows, columns, extents[1])
     if 0 in sizes:
         return False
-    work = choices.Work(f"attention {a.dtype.name}", sizes)
+    work = Work(f"attention {a.dtype.name}", sizes)
     return choices.choose(work) is not None

@@ -25,8 +25,8 @@ from jax.typing import DTypeLike
 
 from jax_layout import _backends
 from jax_layout.arguments import accumulator, may_be_tf32, placement, sent, widest
-from jax_layout.choices import Work
 from jax_layout.kernel import Kernel
+from jax_layout.measured import Work
 from jax_layout.op import Op, define
 from jax_layout.permute import permute
 from jax_layout.plain import jnp, lax

@@ -27,8 +27,8 @@ import jax
 import numpy as np
 
 from jax_layout import choices, stacks
-from jax_layout.choices import Work
 from jax_layout.install.install import installed
+from jax_layout.measured import Work
 from jax_layout.plain import jnp
 from jax_layout.tune.case import Case
 

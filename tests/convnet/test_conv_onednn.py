@@ -167,6 +167,7 @@ def test_five_points_where_bfloat16_is_emulated():
     program = """
 import jax, jax.numpy as jnp, numpy as np, jax_layout as jl
 from jax_layout import choices
+from jax_layout.measured import Work
 rng = np.random.default_rng(0)
 options = dict(dimension_numbers=("NWC", "WIO", "NWC"))
 conv = lambda x, w: jl.conv_general_dilated(x, w, (1,), "VALID", **options)
@@ -174,7 +175,7 @@ for n in (4, 5, 6, 10):
     x, w, ct = (rng.integers(-1, 2, s) for s in ((2, n, 80), (1, 80, 160), (2, n, 160)))
     given = [jnp.asarray(v, jnp.bfloat16) for v in (x, w, ct)]
     for name in "yx":
-        work = choices.Work(f"conv {name} bfloat16", (2 * n, 80, 160, 1))
+        work = Work(f"conv {name} bfloat16", (2 * n, 80, 160, 1))
         with choices.forced("oneDNN", work), choices.asked() as asked:
             if name == "y":
                 found, expected = jax.jit(conv)(*given[:2]), x @ w[0]

@@ -11,8 +11,9 @@ import pytest
 import jax_layout as jl
 from h100 import compiled, moved, products
 from hlo import collectives, count, kernels
-from jax_layout.choices import Work, forced
+from jax_layout.choices import forced
 from jax_layout.explain.hlo import parse, traffic
+from jax_layout.measured import Work
 from jax_layout.tune.table import text
 
 BFLOAT16 = {

@@ -17,7 +17,7 @@ import pytest
 import jax_layout as jl
 from hlo import compiled
 from jax_layout import choices
-from jax_layout.choices import Work
+from jax_layout.measured import Table, Work
 
 NT = "gemm float32 NT"
 
@@ -221,7 +221,7 @@ def test_convolutions_in_a_loop_that_are_smaller_than_what_gained_lose(
         },
         "conv x float32 in a loop": {(64, 8, 8, 1): {"oneDNN": 4.0}},
     }
-    table = choices.Table("avx2", "0.1", "none", 1, loops)
+    table = Table("avx2", "0.1", "none", 1, loops)
 
     def ratio(case, rows):
         return table.ratio(Work(case, (rows, 8, 8, 1)).in_a_loop(), "oneDNN")
@@ -244,7 +244,7 @@ def test_what_is_asked_can_be_collected():
 def test_without_a_table_every_one_that_knows_must_agree(monkeypatch):
     def table(**ratios):
         points = {NT: {(256, 256, 256, 1): ratios}}
-        return choices.Table("avx2", "0.1", "none", 1, points)
+        return Table("avx2", "0.1", "none", 1, points)
 
     tables = [table(oneDNN=2.0, OpenBLAS=3.0), table(oneDNN=1.1, OpenBLAS=0.9)]
     monkeypatch.setattr(choices, "packaged", lambda: tables)
@@ -260,7 +260,7 @@ def test_without_a_table_every_one_that_knows_must_agree(monkeypatch):
 def test_a_quick_table_decides_with_the_one_after_it(monkeypatch):
     def table(quick, **ratios):
         points = {NT: {(256, 256, 256, 1): ratios}}
-        return "path", choices.Table("avx2", "0.1", "none", 1, points, quick)
+        return "path", Table("avx2", "0.1", "none", 1, points, quick)
 
     def best(*tables, m=256):
         monkeypatch.setattr(choices, "_tables", lambda source: tables)
@@ -280,7 +280,7 @@ def test_a_gain_within_noise_is_none(monkeypatch):
     points = {
         NT: {(256, 256, 256, 1): {"oneDNN": 1.05}, (64, 64, 64, 1): {"oneDNN": 1.1}}
     }
-    table = choices.Table("avx2", "0.1", "none", 1, points)
+    table = Table("avx2", "0.1", "none", 1, points)
     monkeypatch.setattr(choices, "_tables", lambda source: [("path", table)])
     choose = choices._best.__wrapped__
     assert choose(Work(NT, (256, 256, 256, 1)), ("oneDNN",), "") is None

@@ -13,6 +13,7 @@ from jax import lax
 import jax_layout as jl
 from hlo import count
 from jax_layout import _backends, choices
+from jax_layout.measured import Table
 
 pytestmark = pytest.mark.skipif(
     not _backends.available("cpu"), reason="the CPU backend is not built"
@@ -175,7 +176,7 @@ def test_gradients_in_loops_and_branches_are_ours_unless_tables_know(
     if known:
         cases += [f"{case} in a loop" for case in cases]
     points = {case: {(64, 8, 8, 9): methods} for case in cases}
-    table = choices.Table("", "", "", 1, points)
+    table = Table("", "", "", 1, points)
     source = f"a test's, {known=}"  # which choices are kept by
     monkeypatch.setattr(choices, "_source", lambda: source)
     monkeypatch.setattr(choices, "_tables", lambda source: [(source, table)])
@@ -365,7 +366,7 @@ def test_a_matrix_that_is_computed_for_a_vector_is_not_written(gain, monkeypatch
     """Unless our product is so much faster that it may be."""
     points = {(512, 1, 384, 1): dict.fromkeys(choices.methods_of("gemm"), gain)}
     cases = {f"gemm float32 {order}": points for order in ("NN", "NT", "TN", "TT")}
-    table = choices.Table("", "", "", 1, cases)
+    table = Table("", "", "", 1, cases)
     monkeypatch.setattr(choices, "_source", lambda: f"a test's, {gain}")
     monkeypatch.setattr(choices, "_tables", lambda source: [(source, table)])
     a, b, v = array(512, 192), array(512, 192, seed=1), array(384)

@@ -11,7 +11,7 @@ import pytest
 import jax_layout as jl
 from hlo import compiled, count, kernels
 from jax_layout import _backends, choices
-from jax_layout.choices import Work
+from jax_layout.measured import Work
 from jax_layout.tune.table import text
 
 pytestmark = pytest.mark.skipif(

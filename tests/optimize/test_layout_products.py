@@ -13,6 +13,7 @@ from jax import lax
 import jax_layout as jl
 from hlo import compiled, count, kernels
 from jax_layout import _backends, choices
+from jax_layout.measured import Table, Work
 from jax_layout.tune.table import text
 
 needs_kernels = pytest.mark.skipif(
@@ -325,7 +326,7 @@ def test_a_weight_of_few_rows_is_not_moved_for_a_faster_product(monkeypatch):
     """GPT-2 has them transposed: XLA reads those, a kernel wants them written."""
     ours, theirs = (dict.fromkeys(choices.methods_of("gemm"), r) for r in (3.0, 0.5))
     points = {(1, 512, 384, 1): ours}
-    table = choices.Table(
+    table = Table(
         *("", "", "", 1),
         {"gemm float32 NN": points, "gemm float32 NT": {(1, 512, 384, 1): theirs}},
     )
@@ -351,7 +352,7 @@ def test_a_small_product_in_a_loop_has_to_gain_more(tmp_path):
     def often(x):
         return lax.scan(lambda x, _: (x @ w, None), x, None, length=3)[0]
 
-    work = choices.Work("gemm float32 NN", (64, 64, 64, 1))
+    work = Work("gemm float32 NN", (64, 64, 64, 1))
     for ratio, ours in ((1.2, [1, 0]), (1.4, [1, 1])):
         path = tmp_path / f"{ratio}.json"
         path.write_text(text({work: {"oneDNN": ratio}}))

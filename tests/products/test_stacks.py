@@ -13,6 +13,7 @@ from jax import lax
 import jax_layout as jl
 from hlo import compiled
 from jax_layout import _backends, choices, stacks
+from jax_layout.measured import Table
 from jax_layout.tune import measure
 from jax_layout.tune.case import case_of
 
@@ -214,7 +215,7 @@ def test_a_saved_copy_counts(rows, wide, ratio, monkeypatch):
     points = {(rows, wide, wide, 1): dict.fromkeys(choices.methods_of("gemm"), ratio)}
     transposed = {(wide, rows, wide, 1): points[rows, wide, wide, 1]}
     cases = {f"gemm float32 {order}": points | transposed for order in ("NN", "NT")}
-    table = choices.Table("", "", "", 1, cases)
+    table = Table("", "", "", 1, cases)
     monkeypatch.setattr(choices, "_source", lambda: f"a test's, {rows} {wide} {ratio}")
     monkeypatch.setattr(choices, "_tables", lambda source: [(source, table)])
     monkeypatch.setattr(choices, "level2_bytes", lambda: 2 << 20)

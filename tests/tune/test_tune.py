@@ -12,7 +12,7 @@ import pytest
 
 import jax_layout as jl
 from jax_layout import choices, cli
-from jax_layout.choices import Work
+from jax_layout.measured import Work
 from jax_layout.tune import command
 from jax_layout.tune.case import Case, gradient_by
 from jax_layout.tune.cases import all_cases
