@@ -185,9 +185,13 @@ def _work(
     n, o = (shapes["y"][axis] for axis in conv.y_order[:2])
     points = n * math.prod(conv.y_size)
     sizes = points, shapes["x"][conv.x_order[1]], o, math.prod(conv.w_size)
-    strided = " strided" if math.prod(conv.stride) > 1 else ""
-    case = f"conv {result} {dtype.name}{order}{strided}"
-    return Work(case, sizes) if all(sizes) else None
+    case = f"conv {result} {dtype.name}{order}"
+    like: tuple[str, ...] = ()
+    if math.prod(conv.stride) > 1:
+        case = f"{case} strided"
+    elif sizes[-1] == 1:  # to XLA a product, in loops too
+        case, like = f"{case} one tap", (case,)
+    return Work(case, sizes, like) if all(sizes) else None
 
 
 def _is_fast_in_loops(result: str, conv: Convolution) -> bool:
