@@ -97,7 +97,7 @@ def test_a_case_of_a_convolution_is_one_pass_and_compared_with_xlas(kind, of):
     start = f"convolution NHWC, stride 1,{kind} float32 1x14x14x96, 1x1x96x576"
     points, failures = measured(start)
     conv, product = of.split("|")
-    asked = {f"conv {conv}", f"gemm float32 {product} convolution"}
+    asked = {f"conv {conv} one tap", f"gemm float32 {product} convolution"}
     assert {work.case for work in points} == asked and not failures
 
 
