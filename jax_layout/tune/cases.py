@@ -39,6 +39,7 @@ _FAMILIES = (
     product_cases.recurrences,
     convolution_cases.convolutions,
     convolution_cases.transposed,
+    convolution_cases.few_channels,
     convolution_cases.drawn,
     convolution_cases.drawn_in_loops,
     convolution_cases.one_tap_in_loops,

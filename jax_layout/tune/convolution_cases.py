@@ -125,6 +125,30 @@ def transposed(quick: bool) -> Iterator[Case]:
             yield _gradient(name, theirs, 1, dtype, x, w, operators=operators)
 
 
+# As maps of one or three channels are made or read: x (n, h, w, c), channels out.
+_FEW_CHANNELS: list[tuple[Sizes, int]] = [
+    ((4, 128, 128, 3), 1),
+    ((8, 56, 56, 64), 1),
+    ((1, 64, 64, 3), 32),
+]
+
+
+def few_channels(quick: bool) -> Iterator[Case]:
+    """One tap each, which a product of few columns computes, also in a loop."""
+    if not quick:
+        yield from _few_channels("few channels")
+        yield from _in_loops(_few_channels("few channels, looped"))
+
+
+def _few_channels(kind: str) -> Iterator[Case]:
+    for dtype, result, last, _ in _TYPES:
+        for size, out in _FEW_CHANNELS if result is None else ():
+            x, w, orders = _stored(size, out, (1, 1), last)
+            f, name = _strided(1, (1, 1), orders)
+            yield _case(f"{kind}: {name}", f, dtype, x, w)
+            yield from _gradients(f"{kind}: {name}", f, dtype, x, w)
+
+
 _CHANNELS = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320,
              384, 512, 640, 768, 1024)  # fmt: skip
 _SPACE = (4, 5, 7, 8, 10, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 112, 128, 160,
@@ -155,7 +179,7 @@ def one_tap_in_loops(quick: bool) -> Iterator[Case]:
         yield from _in_loops(cases, _ONE_TAP_IN_LOOPS)
 
 
-def _in_loops(cases: Iterator[Case], count: int) -> Iterator[Case]:
+def _in_loops(cases: Iterator[Case], count: int | None = None) -> Iterator[Case]:
     for case in itertools.islice((c for c in cases if c.is_short()), count):
         yield dataclasses.replace(case, unrolled=False)
 
