@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jax_layout"
 # Lowest first; rooms of one floor do not know each other.
 FLOORS = (
-    {"_compat", "_backends", "plain", "producers", "arguments"},
+    {"_compat", "_backends", "plain", "producers", "arguments", "measured"},
     {"choices", "memory", "partition", "rewriting"},
     {"stacks", "readers"},
     {"kernel"},

@@ -175,7 +175,7 @@ for n in (4, 5, 6, 10):
     x, w, ct = (rng.integers(-1, 2, s) for s in ((2, n, 80), (1, 80, 160), (2, n, 160)))
     given = [jnp.asarray(v, jnp.bfloat16) for v in (x, w, ct)]
     for name in "yx":
-        work = Work(f"conv {name} bfloat16", (2 * n, 80, 160, 1))
+        work = Work(f"conv {name} bfloat16 one tap", (2 * n, 80, 160, 1))
         with choices.forced("oneDNN", work), choices.asked() as asked:
             if name == "y":
                 found, expected = jax.jit(conv)(*given[:2]), x @ w[0]
