@@ -87,7 +87,7 @@ def amx_flags(source):
     if {"amx_tile", "amx_bf16"} <= processor_flags():
         return ()
     names = source.relative_to(ROOT).with_suffix("").parts
-    if not {"amx", "isa"} & {*names}:
+    if not {"amx", "isa"} & {*names} and "tiles_at_rest.h" not in source.read_text():
         return ()
     return "-include", str(ROOT / "tests" / "tiles_on_host.h")
 
