@@ -311,7 +311,29 @@ def _linears() -> list[GemmCase]:
     return cases
 
 
-def _layers(rows: int, dtype: str, form: str, scanned: bool) -> GemmCase:
+# How layers whose weights are stacked follow each other.
+_SCANS: dict[str, Callable[..., Any] | None] = {
+    "one by one": None,
+    "in a scan": jax.lax.scan,
+    "in a scan of jit": lambda f, *xs: jax.lax.scan(jax.jit(f), *xs),
+    "in a scan of checkpoint": lambda f, *xs: jax.lax.scan(jax.checkpoint(f), *xs),
+    "in a scan of two at a time": functools.partial(jax.lax.scan, unroll=2),
+    "in a scan of three at a time": functools.partial(jax.lax.scan, unroll=3),
+    "in a scan of branches": lambda f, *xs: jax.lax.scan(_in_a_branch(f), *xs),
+}
+
+
+def _in_a_branch(layer: Function) -> Function:
+    """The layer, for hidden values that are numbers."""
+
+    def step(h: Any, weights: Any) -> tuple[Any, None]:
+        known = h[0, 0] == h[0, 0]
+        return jax.lax.cond(known, layer, lambda h, _: (h, None), h, weights)
+
+    return step
+
+
+def _layers(rows: int, dtype: str, form: str, way: str) -> GemmCase:
     """Layers whose weights are stacked, scanned over or taken one after the other."""
     layers, inner, outer = 8, 512, 2048
     first, second = (layers, inner, outer), (layers, outer, inner)
@@ -334,10 +356,10 @@ def _layers(rows: int, dtype: str, form: str, scanned: bool) -> GemmCase:
     across = form == "NT"
     plain = (lambda x, w: x @ w.T) if across else (lambda x, w: x @ w)
     ours = jl.linear if across else jl.matmul
-    scan = jax.lax.scan if scanned else None
+    scan = _SCANS[way]
     return GemmCase(
         "stacked",
-        f"{rows} rows, {form}, {'in a scan' if scanned else 'one by one'}",
+        f"{rows} rows, {form}, {way}",
         shapes,
         dtype,
         4 * rows * layers * inner * outer,
@@ -349,9 +371,9 @@ def _layers(rows: int, dtype: str, form: str, scanned: bool) -> GemmCase:
 
 def _stacked() -> list[GemmCase]:
     return [
-        _layers(rows, dtype, form, scanned)
+        _layers(rows, dtype, form, way)
         for dtype in ("bfloat16", "float32")
-        for scanned in (True, False)
+        for way in _SCANS
         for form in ("NT", "NN")
         for rows in (1, 8, 64)
     ]

@@ -76,13 +76,18 @@ def _wrap_rules(primitive: Primitive, wrap: Callable[[Any], Any]) -> None:
             rules[primitive] = dataclasses.replace(entry, rule=wrap(entry.rule))
 
 
-def mark_loops(sees_slices: Callable[[Primitive], bool]) -> None:
+def mark_loops(
+    sees_slices: Callable[[Primitive], bool],
+    is_slice: Callable[[Any, mlir.LoweringRuleContext], bool],
+) -> None:
     """Has `inside` know when the bodies of loops, and branches, are lowered.
 
     Args:
       sees_slices: whether a primitive, not jax's, wants to know of an operand that a
         scan slices it. Scans with one in their bodies, and those with a primitive whose
-        rule is wrapped now, are lowered without a function for the body.
+        rule is wrapped now, are lowered without a function for the body, and so are
+        calls that are given a slice.
+      is_slice: whether an operand of a call, where that is lowered, is such a one.
     """
 
     def marked(name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,23 +112,40 @@ def mark_loops(sees_slices: Callable[[Primitive], bool]) -> None:
     for primitive in (primitives.scan_p, primitives.while_p, primitives.cond_p):
         _wrap_rules(primitive, functools.partial(marked, primitive.name))
 
+    def is_wanted(jaxpr: Any) -> bool:
+        return any(
+            sees_slices(e.primitive)
+            or _is_wrapped_now(e.primitive)
+            or any(map(is_wanted, inner_jaxprs(e.params)))
+            for e in jaxpr.eqns
+        )
+
     def opened(rule: Callable[..., Any]) -> Callable[..., Any]:
-        def lower(ctx: Any, *operands: Any, call_jaxpr: Any, **params: Any) -> Any:
-            place = mlir.ir.InsertionPoint.current.block.owner
-            wanted = (sees_slices(e.primitive) or _is_wrapped_now(e.primitive)
-                      for e in call_jaxpr.eqns)  # fmt: skip
-            if place.operation.name == "stablehlo.while" and any(wanted):
-                closed = call_jaxpr
-                if not isinstance(closed, ClosedJaxpr):
-                    closed = ClosedJaxpr(closed, ())
-                return mlir.lower_fun(jaxpr_as_fun(closed))(ctx, *operands)
-            return rule(ctx, *operands, call_jaxpr=call_jaxpr, **params)
+        def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+            (body,) = inner_jaxprs(params)
+            place = mlir.ir.InsertionPoint.current.block.owner.operation.name
+            # A body that a loop was given, or a call of the program's.
+            is_open = "call_jaxpr" in params and place == "stablehlo.while"
+            if not is_open and is_plain_call(params) and not body.effects:
+                is_open = any(is_slice(v, ctx) for v in operands)
+            if not (is_open and is_wanted(body)):
+                return rule(ctx, *operands, **params)
+            closed: Any = params.get("call_jaxpr", params.get("jaxpr"))
+            if not isinstance(closed, ClosedJaxpr):
+                closed = ClosedJaxpr(closed, ())
+            if "name" in params:
+                stack = ctx.name_stack.extend(f"jit({params['name']})")
+                ctx = ctx.replace(name_stack=stack)
+            return mlir.lower_fun(jaxpr_as_fun(closed))(ctx, *operands)
 
         return lower
 
-    for name in ("eval_jaxpr_p", "closed_call_p"):  # the latter before jax 0.11
-        if hasattr(core, name):
-            _wrap_rules(getattr(core, name), opened)
+    # Before jax 0.11 there is no eval_jaxpr, later closed_call is another name of it.
+    for name in {getattr(core, "eval_jaxpr_p", core.closed_call_p), primitives.jit_p}:
+        _wrap_rules(name, opened)
+    # Lowered elsewhere first, to be put in their places, they would not see any.
+    elsewhere = primitives.remat_p, primitives.scan_p, primitives.cond_p
+    lowerings._uncacheable_primitives.update(elsewhere)
 
 
 def _is_wrapped_now(primitive: Primitive) -> bool:

@@ -24,7 +24,7 @@ from jax.extend import source_info_util
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_layout import _backends, _compat, choices, producers, readers
+from jax_layout import _backends, _compat, choices, producers, readers, stacks
 from jax_layout.kernel import Kernel, by_choice, placed
 from jax_layout.partition import partitioned
 from jax_layout.plain import jnp, lax
@@ -102,7 +102,9 @@ _records: dict[Primitive, Op] = {}
 _without_kernels: dict[Primitive, Primitive] = {}  # primitive -> another, always `lax`
 
 # For Kernel.ours_in_loops and Kernel.parts.
-_compat.mark_loops(lambda p: p in _records and _records[p].layouts)
+_compat.mark_loops(
+    lambda p: p in _records and _records[p].layouts, stacks.is_large_block
+)
 
 
 def _as_read(_: str, jaxpr: Any, platform: str, __: bool) -> Any:

@@ -15,6 +15,8 @@ from jax_layout import _compat
 
 _CONTROL = frozenset(("scan", "while", "cond"))
 _BODIES = {"scan": "jaxpr", "while": "body_jaxpr"}
+# Whose operands are the arguments of what they call.
+_CALLS = frozenset("jit pjit checkpoint remat2 closed_call core_call".split())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +25,8 @@ class Place:
 
     Attributes:
       inside: which of "scan", "while" and "cond" they are in.
-      slices: the variables of a scan's body that are other slices in each step.
+      slices: the variables of a scan's body, or of what it calls, that are other
+        slices in each step.
       loop: the jaxpr of the innermost loop's body; None outside of loops.
     """
 
@@ -67,35 +70,45 @@ class _Rewriting:
         self._change = change
         self._done: dict[Any, Any] = {}
 
-    def of(self, value: Any, at: Place, slices_from: int | None = None) -> Any:
-        """What becomes of a jaxpr, of a tuple or list of some, or of anything else."""
+    def of(self, value: Any, at: Place, sliced: Sequence[int] = ()) -> Any:
+        """What becomes of a jaxpr, of a tuple or list of some, or of anything else.
+
+        Args:
+          value: that.
+          at: where the equations of a jaxpr are.
+          sliced: which of its arguments a scan slices.
+        """
         if type(value) in (tuple, list):
             parts = [self.of(part, at) for part in value]
             return value if _same(parts, value) else type(value)(parts)
         if not isinstance(value, ClosedJaxpr | Jaxpr):
             return value
-        key = id(value), at.inside, id(at.loop), slices_from
+        key = id(value), at.inside, id(at.loop), sliced
         if key not in self._done:
             if isinstance(value, Jaxpr):  # which from jax 0.12 is what is closed, too
-                inner = [self._equation(eqn, at) for eqn in value.eqns]
-                slices = () if slices_from is None else value.invars[slices_from:]
+                slices = tuple(value.invars[i] for i in sliced)
                 place = dataclasses.replace(at, slices=slices)
+                inner = [self._equation(eqn, place) for eqn in value.eqns]
                 eqns = self._change(inner, value.outvars, place)
                 new = value if _same(eqns, value.eqns) else value.replace(eqns=[*eqns])
             else:
-                jaxpr = self.of(value.jaxpr, at, slices_from)
+                jaxpr = self.of(value.jaxpr, at, sliced)
                 new = value if jaxpr is value.jaxpr else value.replace(jaxpr=jaxpr)
             self._done[key] = new
         return self._done[key]
 
     def _equation(self, eqn: Any, at: Place) -> Any:
-        name = eqn.primitive.name
-        first = sum(_compat.scan_arity(eqn.params)) if name == "scan" else None
+        name, places = eqn.primitive.name, range(len(eqn.invars))
+        sliced: Sequence[int] = ()
+        if name in _CALLS:
+            sliced = tuple(i for i in places if eqn.invars[i] in at.slices)
         if name in _CONTROL:
+            if name == "scan":
+                sliced = tuple(places[sum(_compat.scan_arity(eqn.params)) :])
             body = _BODIES.get(name)
             loop = at.loop if body is None else eqn.params[body]
             at = Place(at.inside | {name}, loop=loop)
-        params = {key: self.of(v, at, first) for key, v in eqn.params.items()}
+        params = {key: self.of(v, at, sliced) for key, v in eqn.params.items()}
         changed = any(params[key] is not v for key, v in eqn.params.items())
         return eqn.replace(params=params) if changed else eqn
 

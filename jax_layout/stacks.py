@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 from jax.core import ShapedArray
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from jax_layout import _compat, choices, producers
@@ -27,6 +29,52 @@ _SLICED_BYTES = 512 << 10
 _FEW_ROWS, _GAIN_OF_FEW = 64, 0.8
 
 _are_sliced: ContextVar[bool] = ContextVar("are_sliced", default=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One of the equal blocks of an array along its first axis.
+
+    The `at`-th of `of` that a block of them has, whose number is known or computed.
+
+    Attributes:
+      array: a value of the program.
+      number: an integer, or an int32 or int64 of the program, which may be out of
+        range, where the nearest is meant.
+      of: blocks.
+      at: from 0.
+    """
+
+    array: Any
+    number: Any
+    of: int = 1
+    at: int = 0
+
+    def is_known(self) -> bool:
+        """Whether it is the same one each time."""
+        return isinstance(self.number, int)
+
+    def within(self, of: int, at: int) -> Block:
+        """The `at`-th of `of` blocks that it has itself."""
+        return Block(self.array, self.number, of * self.of, of * self.at + at)
+
+    def position(self, blocks: int) -> Any:
+        """Its number among so many, a value of the program."""
+        if self.is_known():
+            return mlir.ir_constant(np.int32(self.number * self.of + self.at))
+        if self.of == 1:
+            return self.number
+        kind = np.dtype(f"int{_width(self.number)}")
+        last, of, at = (
+            mlir.ir_constant(kind.type(n))
+            for n in (blocks // self.of - 1, self.of, self.at)
+        )
+        inside = stablehlo.clamp(mlir.ir_constant(kind.type(0)), self.number, last)
+        return stablehlo.add(stablehlo.multiply(inside, of), at)
+
+
+def _width(integer: Any) -> int:
+    return int(integer.type.element_type.width)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +119,7 @@ class Parts:
         part = part_of(operands[largest], ctx)
         if part is None:
             return 0
-        if not isinstance(part[1], int):
+        if not part.is_known():
             return self.gain
         # Before a loop, XLA slices what all steps read.
         return 0 if _compat.inside() else self.gain_of_known
@@ -86,33 +134,28 @@ class Parts:
             part = part_of(operands[place], ctx)
             if part is None:
                 continue
-            whole, number = part
-            if isinstance(number, int):
-                number = mlir.ir_constant(np.int32(number))
-            kind = np.dtype(f"int{number.type.element_type.width}")
-            given[place] = whole
-            avals[place] = ShapedArray(whole.type.shape, avals[place].dtype)
+            shape = part.array.type.shape
+            number = part.position(math.prod(shape) // avals[place].size)
+            given[place] = part.array
+            avals[place] = ShapedArray(shape, avals[place].dtype)
             given.append(number)
-            avals.append(ShapedArray((), kind))
+            avals.append(ShapedArray((), np.dtype(f"int{_width(number)}")))
             found[name] = True
         return ctx.replace(avals_in=avals), tuple(given), found
 
 
-def part_of(value: Any, ctx: mlir.LoweringRuleContext) -> tuple[Any, Any] | None:
-    """The array of whose equal blocks along its first axis a value is one.
+def part_of(value: Any, ctx: mlir.LoweringRuleContext) -> Block | None:
+    """Which of the equal blocks of an array a value is, None if it is none.
 
-    As layers have them that are stacked, of which a scan, or an index, slices one. Only
-    an array that keeps its place and its values: an argument of the program that is not
-    donated, or of the loop that stays what it is. Of what is overwritten after it was
-    read, XLA would have to keep a copy of all blocks.
+    As layers have them that are stacked, of which a scan, or an index, slices one; a
+    scan that is unrolled slices several, and then each of these. Only of an array that
+    keeps its place and its values: an argument of the program that is not donated, or
+    of the loop that stays what it is. Of what is overwritten after it was read, XLA
+    would have to keep a copy of all blocks.
 
     Args:
       value: operand.
       ctx: where it is lowered.
-
-    Returns:
-      the array and the number of the block, an int32 or int64 value of the program or
-      an integer; None if the value is no such block.
     """
     if _are_sliced.get():
         return None
@@ -120,17 +163,35 @@ def part_of(value: Any, ctx: mlir.LoweringRuleContext) -> tuple[Any, Any] | None
     operation = producers.maker(sliced)
     while operation is not None and operation.name == "stablehlo.reshape":
         operation = producers.maker(operation.operands[0])
+    if operation is not None and operation.name == "stablehlo.optimization_barrier":
+        # As the gradient of what is not kept has it, to compute that once more.
+        return part_of(operation.operands[ir.OpResult(sliced).result_number], ctx)
     if operation is None or not _cuts_first_axis(operation):
         return None
     array, size = given(operation.operands[0]), operation.results[0].type.shape[0]
-    if array is None or not _stays(array):
+    if array is None:
         return None
     if operation.name == "stablehlo.slice":
+        count, left = divmod(array.type.shape[0], size)
         number, rest = divmod(int(operation.attributes["start_indices"][0]), size)
-        return (array, number) if rest == array.type.shape[0] % size == 0 else None
-    first = given(operation.operands[1]) if size == 1 else None
+        if left or rest:
+            return None
+        if _stays(array):
+            return Block(array, number)
+        outer = part_of(array, ctx)
+        return outer.within(count, number) if outer is not None else None
+    first = given(operation.operands[1]) if size == 1 and _stays(array) else None
     signed = first is not None and str(first.type.element_type) in ("i32", "i64")
-    return (array, first) if signed else None
+    return Block(array, first) if signed else None
+
+
+def is_large_block(value: Any, ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether a value is a block, on a CPU, that takes XLA a while to slice."""
+    on_cpu = _compat.lowering_platform(ctx) == "cpu"
+    if not (on_cpu and isinstance(value.type, ir.RankedTensorType)):
+        return False
+    bits = math.prod(value.type.shape) * getattr(value.type.element_type, "width", 0)
+    return bits >= 8 * _SLICED_BYTES and part_of(value, ctx) is not None
 
 
 @contextlib.contextmanager

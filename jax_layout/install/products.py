@@ -189,7 +189,7 @@ def _is_streamed(ctx: Context, value: Any, aval: Any, _: str) -> bool:
     if not is_large(aval):
         return False
     part = part_of(value, ctx)
-    return part is not None and not isinstance(part[1], int)
+    return part is not None and not part.is_known()
 
 
 def _narrowed(value: Any, aval: Any, term: str) -> Any:

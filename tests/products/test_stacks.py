@@ -76,6 +76,75 @@ def test_a_scan_over_layers_slices_no_weight(step, dtype):
     close(jax.jit(f)(h, stack), one_by_one(h, stack, step))
 
 
+WAYS = {
+    "jit": (jax.jit(layer), {}),
+    "checkpoint": (jax.checkpoint(layer), {}),
+    "both": (jax.checkpoint(jax.jit(layer)), {}),
+    "called twice": (lambda h, w: jax.jit(layer)(jax.jit(layer)(h, w), w), {}),
+    "two at a time": (layer, {"unroll": 2}),
+    "two at a time, of jit": (jax.jit(layer), {"unroll": 2}),
+    "all at once": (layer, {"unroll": True}),
+    "in a branch": (
+        lambda h, w: lax.cond(h[0, 0] < 9, layer, lambda h, w: h - layer(h, w), h, w),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("step, options", WAYS.values(), ids=WAYS)
+def test_bodies_that_call_or_are_unrolled(step, options, monkeypatch):
+    monkeypatch.setattr(stacks, "_SLICED_BYTES", 0)
+    h, stack = arrays()
+    stack = stack[:4]
+    f = functools.partial(scanned, step=step, **options)
+    assert slices(compiled(f, h, stack)) == 0
+    close(jax.jit(f)(h, stack), one_by_one(h, stack, step))
+
+    def loss(h, stack, products):
+        with choices.forced(products):
+            return (f(h, stack) ** 2).sum()
+
+    ours, plain = (
+        jax.jit(jax.grad(functools.partial(loss, products=p), (0, 1)))(h, stack)
+        for p in ("kernels", "lax")
+    )
+    for found, expected in zip(ours, plain, strict=True):
+        close(found, expected)
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_a_function_called_with_weights_of_a_stack_and_with_others(large, monkeypatch):
+    monkeypatch.setattr(stacks, "_SLICED_BYTES", 4 * WIDE * WIDE + 1 - large)
+    h, stack = arrays()
+    step = jax.jit(layer)
+
+    def f(h, stack, w):
+        return step(step(step(h, stack[1]), w), stack[3])
+
+    lowered = jax.jit(f).lower(h, stack, stack[2])
+    # What is sliced soon stays a call of one function.
+    assert lowered.as_text().count("b_part = true") == 2 * large
+    assert lowered.as_text().count("@jax_layout_gemm") == 1 + 2 * large
+    close(lowered.compile()(h, stack, stack[2]), one_by_one(h, stack[1:4]))
+
+
+def test_a_block_of_several_out_of_range():
+    h, stack = arrays()
+    stack = stack[:4].reshape(2, 2, WIDE, WIDE)
+
+    def f(h, stack, i):
+        pair = lax.dynamic_index_in_dim(
+            stack, i, keepdims=False, allow_negative_indices=False
+        )
+        return jl.matmul(h, pair[0]), jl.matmul(h, pair[1])
+
+    for index, named in ((-3, 0), (0, 0), (1, 1), (9, 1)):
+        i = jnp.asarray(index, np.int32)
+        assert slices(compiled(f, h, stack, i)) == 0
+        for found, w in zip(jax.jit(f)(h, stack, i), stack[named], strict=True):
+            close(found, h @ w)
+
+
 def test_from_the_last_to_the_first_and_its_gradient():
     h, stack = arrays()
     f = functools.partial(scanned, reverse=True)
