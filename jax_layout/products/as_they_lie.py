@@ -28,7 +28,7 @@ _LEAST_INSIDE, _ROWS_INSIDE = 1 << 14, 16
 # Of a vector of so many bytes XLA (kFusionThresholdBytes) writes the transpose out.
 _WRITTEN_FOR = 16 << 10
 # Of more multiplications, XLA has products of matrices computed by a library, and of
-# more elements, sums and extremes of floats, but sums in 16 bits.
+# more elements, sums in 32 bits and more, and extremes, of floats and of bytes.
 _MULTIPLIED, _REDUCED = 32, 4096
 _REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min".split())
 _CALLED = frozenset(
@@ -75,9 +75,9 @@ def _is_called(eqn: Any) -> bool:
         return min(rows) > 1 and a.size * rows[1] >= _MULTIPLIED
     if name in _REDUCTIONS:
         x = eqn.invars[0].aval
-        known = jnp.issubdtype(x.dtype, jnp.floating)
-        if name == "reduce_sum":
-            known &= x.dtype.itemsize >= 4
+        size, floats = x.dtype.itemsize, jnp.issubdtype(x.dtype, jnp.floating)
+        wide = floats and size >= 4
+        known = wide if name == "reduce_sum" else floats or size == 1
         return known and x.size >= _REDUCED
     return name in _CALLED or (op.is_operator(eqn) and op.is_ours(eqn))
 
