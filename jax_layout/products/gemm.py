@@ -462,6 +462,16 @@ def _transpose(
     preferred_element_type: np.dtype,
     out_sharding: Any,
 ) -> list[Any]:
+    return [
+        *cotangents(ct, a, b, spec, alpha=alpha, precision=precision),
+        *[beta * ct if ad.is_undefined_primal(i) else None for i in c],
+    ]
+
+
+def cotangents(
+    ct: Any, a: Any, b: Any, spec: str, *, alpha: complex = 1, precision: Any
+) -> list[Any]:
+    """Of the operands of a product, from its own; None for those that are known."""
     x, w, y = terms(spec)
 
     def cotangent(of: Any, left: Any, right: Any, spec: str) -> Any:
@@ -482,7 +492,6 @@ def _transpose(
     return [
         cotangent(a, ct, b, f"{y},{w}->{x}"),
         cotangent(b, ct, a, f"{y},{x}->{w}"),
-        *[beta * ct if ad.is_undefined_primal(i) else None for i in c],
     ]
 
 

@@ -15,9 +15,8 @@ mode, second derivatives and `vmap` work as for `jax.numpy`:
 from __future__ import annotations
 
 import functools
-import math
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -30,22 +29,21 @@ from jax_layout import _compat
 from jax_layout.arguments import accumulator, placement, same_kind, sent, widest
 from jax_layout.kernel import Kernel
 from jax_layout.op import Op, batch_of, define, jvp_of
-from jax_layout.plain import jnp, lax, nn
+from jax_layout.plain import jnp
+from jax_layout.products.activations import (
+    GELUS,
+    activate,
+    check_activation,
+    differentiate,
+)
 from jax_layout.products.gemm import (
     GEMM_DTYPES,
     contract,
+    cotangents,
     gemm_kernel,
 )
 from jax_layout.products.letters import terms, turned, unused_letter
 from jax_layout.products.sparse import is_sparse, sparse_product
-
-_ACTIVATIONS: dict[str | None, Callable[[Array], Array]] = {
-    None: lambda z: z,
-    "relu": nn.relu,
-    "gelu": functools.partial(nn.gelu, approximate=True),
-    "gelu_erf": functools.partial(nn.gelu, approximate=False),
-}
-_GELUS = ("gelu", "gelu_erf")
 
 
 def linear(
@@ -183,20 +181,6 @@ def _sparse(
     return activate(out, activation).astype(dtype)
 
 
-def check_activation(name: str, activation: Any, dtype: Any) -> None:
-    if activation not in _ACTIVATIONS:
-        raise ValueError(
-            f'{name}: activation must be None, "relu", "gelu" or "gelu_erf", '
-            f"got {activation!r}."
-        )
-    if activation in _GELUS and not jnp.issubdtype(dtype, jnp.inexact):
-        raise TypeError(f"{name}: {activation} is for floating point, got {dtype}.")
-
-
-def activate(z: Array, activation: str | None) -> Array:
-    return _ACTIVATIONS[activation](z)
-
-
 def biased_product(
     a: Array,
     b: Array,
@@ -275,39 +259,35 @@ def _jvp(
     **params: Any,
 ) -> tuple[Any, Any]:
     a, b, *bias = primals
-    keep = aux or activation in _GELUS
+    keep = aux or activation in GELUS
     out = linear_p(*primals, activation=activation, aux=keep, **params)
     dz = _tangent(primals, tangents, **params)
-    dy = _differentiate(dz, activation, *out)
+    dy = differentiate(dz, activation, *out)
     return (out, [dy, dz]) if aux else (out[:1], [dy])
 
 
-def _differentiate(dz: Array, activation: str | None, y: Array, *z: Array) -> Array:
-    """dz times the derivative of the activation, symmetric in tangents and cotangents.
-
-    Relu's follows from its result alone, gelu's needs its argument.
-    """
-    if activation in _GELUS:
-        slope = _gelu_derivative if activation == "gelu" else _gelu_erf_derivative
-        return dz * slope(z[0]).astype(dz.dtype)
-    if activation == "relu":
-        return jnp.where(y > 0, dz, jnp.zeros_like(dz))
-    return dz
-
-
-def _gelu_derivative(z: Array) -> Array:
-    """The derivative of z/2 (1 + tanh(c (z + 0.044715 z^3))), c = sqrt(2/pi)."""
-    z = z.astype(accumulator(z.dtype))
-    c, d = math.sqrt(2 / math.pi), 0.044715
-    t = jnp.tanh(c * (z + d * z**3))
-    return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * c * (1 + 3 * d * z * z)
-
-
-def _gelu_erf_derivative(z: Array) -> Array:
-    """The derivative of z P(z), the normal distribution's: P(z) + z P'(z)."""
-    z = z.astype(accumulator(z.dtype))
-    below = 0.5 * lax.erfc(-z * math.sqrt(0.5))
-    return below + z * jnp.exp(-0.5 * z * z) * math.sqrt(0.5 / math.pi)
+def _transpose(
+    cts: Sequence[Any],
+    a: Any,
+    b: Any,
+    *bias: Any,
+    spec: str,
+    activation: str | None,
+    aux: bool,
+    precision: Any,
+    **_: Any,
+) -> list[Any]:
+    """As `jax.linear_transpose` asks for it: gradients are of `linear_tangent`."""
+    if activation is not None or aux:
+        raise NotImplementedError(
+            f"linear: with activation {activation!r} it is not linear in its operands, "
+            "and cannot be transposed."
+        )
+    (ct,) = cts
+    sums = [
+        _sums(ct, v.aval.dtype) if ad.is_undefined_primal(v) else None for v in bias
+    ]
+    return [*cotangents(ct, a, b, spec, precision=precision), *sums]
 
 
 def _batch(
@@ -369,6 +349,7 @@ linear_p = define(
         lax_on_gpu=functools.partial(_lax, on_gpu=True),
         kernel=_kernel,
         jvp=_jvp,
+        transpose=_transpose,
         batch=_batch,
         sharding=_sharding,
         in_parts=_in_parts,
@@ -559,12 +540,12 @@ def _accumulating(
     def forward(
         x: Array, weight: Array, bias: Array | None, weight_grad: Array
     ) -> tuple[Array, Any]:
-        out = apply(x, weight, bias, aux=activation in _GELUS)
+        out = apply(x, weight, bias, aux=activation in GELUS)
         return out[0], (x, weight, bias, weight_grad, out)
 
     def backward(saved: Any, ct: Array) -> tuple[Array | None, ...]:
         x, weight, bias, weight_grad, out = saved
-        dz = _differentiate(ct, activation, *out).astype(x.dtype)
+        dz = differentiate(ct, activation, *out).astype(x.dtype)
         dx = contract(
             dz,
             weight.astype(x.dtype),

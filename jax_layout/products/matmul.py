@@ -15,13 +15,10 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_layout import _compat
 from jax_layout.arguments import accumulator, arrays, scalar
 from jax_layout.plain import jnp, lax
+from jax_layout.products.activations import activate, check_activation
 from jax_layout.products.einsum import promoted
 from jax_layout.products.gemm import contract
-from jax_layout.products.linear import (
-    activate,
-    biased_product,
-    check_activation,
-)
+from jax_layout.products.linear import biased_product
 from jax_layout.products.scaled import is_float8, rounded, scaled_product
 from jax_layout.products.sparse import is_sparse, sparse_product
 

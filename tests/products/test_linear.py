@@ -178,6 +178,37 @@ def test_forward_is_one_call_and_backward_two():
     assert count("transpose", hlo) == count("dot", hlo) == count("reduce", hlo) == 0
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_linear_transpose(place, dtype):
+    given = operands((3, 8, 24), 16, dtype)
+    plain = lambda x, w, b: x @ w.T + b  # noqa: E731
+
+    def transposed(f):
+        def of(v):
+            return f(*given[:place], v, *given[place + 1 :])
+
+        if place == 2:  # else what is added is no part of what is linear
+            return jax.linear_transpose(lambda v: of(v) - of(0 * v), given[2])
+        return jax.linear_transpose(of, given[place])
+
+    ct = jl.linear(*given)
+    (found,), (expected,) = (transposed(f)(ct) for f in (jl.linear, plain))
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    np.testing.assert_allclose(
+        *(np.asarray(v, np.float32) for v in (found, expected)),
+        rtol=2e-2 if dtype == jnp.bfloat16 else 1e-5,
+        atol=abs(expected).max().astype(np.float32) * 1e-2,
+    )
+
+
+def test_what_is_not_linear_is_not_transposed():
+    x, w, b = operands((8, 24), 16, jnp.float32)
+    f = functools.partial(jl.linear, weight=w, activation="relu")
+    with pytest.raises(NotImplementedError, match="linear: with activation 'relu'"):
+        jax.linear_transpose(f, x)(jl.linear(x, w))
+
+
 def calls(hlo):
     return hlo.count('custom_call_target="jax_layout_gemm"')
 
