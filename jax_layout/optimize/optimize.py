@@ -374,8 +374,9 @@ def trace(
     if products:
         total = original_bytes(closed)
         traced.closed = closed
-        traced.original = lambda: jaxpr_as_fun(closed)(*(plain()[i] for i in places))
         traced.report = LayoutReport(total, total, False, 0, {}, products=products)
+    # Not the function, which may take longer to trace than XLA to compile.
+    traced.original = lambda: jaxpr_as_fun(closed)(*(plain()[i] for i in places))
     anchors: list[Anchor | None] = [anchor]
     if policy == "auto":
         # Kernels of ours are worth a convolution even where it keeps its order.
