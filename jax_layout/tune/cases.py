@@ -43,6 +43,7 @@ _FAMILIES = (
     convolution_cases.drawn,
     convolution_cases.drawn_in_loops,
     convolution_cases.one_tap_in_loops,
+    convolution_cases.strided_in_loops,
     permute_cases.permutes,
     permute_cases.drawn,
     row_cases.rows,

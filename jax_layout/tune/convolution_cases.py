@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 import jax_layout as jl
-from jax_layout.plain import lax
+from jax_layout.plain import jnp, lax
 from jax_layout.tune.case import Case, Function, Sizes, case_of, gradient_by
 from jax_layout.tune.draw import Draw, is_drawn
 
@@ -91,9 +91,7 @@ def convolutions(quick: bool) -> Iterator[Case]:
         for size, out, kernel, stride in _CONVOLUTIONS[: 3 if quick else None : every]:
             x, w, orders = _stored(size, out, kernel, last)
             f, kind = _strided(stride, kernel, orders, preferred_element_type=result)
-            yield _case(kind, f, dtype, x, w)
-            if result is None:
-                yield from _gradients(kind, f, dtype, x, w)
+            yield from _passes(kind, f, dtype, x, w)
 
 
 # As decoders and generators have them, of stride 2: x (n, h, w, c), channels out,
@@ -117,8 +115,7 @@ def transposed(quick: bool) -> Iterator[Case]:
         for size, out, kernel in _TRANSPOSED[::every]:
             x, w, orders = _stored(size, out, kernel, last)
             f, kind = _dilated(jl.conv_general_dilated, kernel, orders)
-            yield _case(kind, f, dtype, x, w)
-            yield from _gradients(kind, f, dtype, x, w)
+            yield from _passes(kind, f, dtype, x, w)
             theirs, _ = _dilated(lax.conv_general_dilated, kernel, orders)
             name = f"{kind} gradient by filters of jax's"
             operators = ("conv_general_dilated",)
@@ -145,8 +142,7 @@ def _few_channels(kind: str) -> Iterator[Case]:
         for size, out in _FEW_CHANNELS if result is None else ():
             x, w, orders = _stored(size, out, (1, 1), last)
             f, name = _strided(1, (1, 1), orders)
-            yield _case(f"{kind}: {name}", f, dtype, x, w)
-            yield from _gradients(f"{kind}: {name}", f, dtype, x, w)
+            yield from _passes(f"{kind}: {name}", f, dtype, x, w)
 
 
 _CHANNELS = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320,
@@ -154,7 +150,7 @@ _CHANNELS = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 
 _SPACE = (4, 5, 7, 8, 10, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 112, 128, 160,
           224, 256, 400, 512, 1000, 1024, 2048, 4096, 8192)  # fmt: skip
 _MOST = {1: 8192, 2: 224, 3: 40}  # of the extents in space, by how many there are
-_DRAWN, _DRAWN_IN_LOOPS, _ONE_TAP_IN_LOOPS = 1000, 400, 150
+_DRAWN, _DRAWN_IN_LOOPS, _MORE_IN_LOOPS = 1000, 800, 150
 _OWN_SEED = 2  # what is tried on the tables has 1
 
 
@@ -176,7 +172,14 @@ def one_tap_in_loops(quick: bool) -> Iterator[Case]:
     """More of those that a product computes, of which few are drawn."""
     if not quick:
         cases = _drawn(Draw(_OWN_SEED), "drawn, looped, one tap:", (1,), (1,))
-        yield from _in_loops(cases, _ONE_TAP_IN_LOOPS)
+        yield from _in_loops(cases, _MORE_IN_LOOPS)
+
+
+def strided_in_loops(quick: bool) -> Iterator[Case]:
+    """More of those that leave points out, or zeros in, of which few are drawn."""
+    if not quick:
+        cases = _drawn(Draw(_OWN_SEED), "drawn, looped, strided:", strides=(2,))
+        yield from _in_loops(cases, _MORE_IN_LOOPS)
 
 
 def _in_loops(cases: Iterator[Case], count: int | None = None) -> Iterator[Case]:
@@ -259,12 +262,12 @@ def _stored(
     return (n, c, *extents), (out, c, *kernel), orders
 
 
-def _gradients(
-    kind: str, f: Function, dtype: str, x: Sizes, w: Sizes
-) -> Iterator[Case]:
-    """Each alone: of three in a program, one saves a third at most."""
-    for operand, by in enumerate(_OPERANDS):
-        yield _gradient(f"{kind} gradient by {by}", f, operand, dtype, x, w)
+def _passes(kind: str, f: Function, dtype: str, x: Sizes, w: Sizes) -> Iterator[Case]:
+    """A convolution, and of floats its gradients, alone: one saves a third at most."""
+    yield _case(kind, f, dtype, x, w)
+    if jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+        for operand, by in enumerate(_OPERANDS):
+            yield _gradient(f"{kind} gradient by {by}", f, operand, dtype, x, w)
 
 
 def _gradient(
