@@ -25,6 +25,12 @@ EVERY = [(name, p) for name, of in COLLECTIONS.items() for p in of.programs]
 SHORT = Timing(rounds=1, seconds=0.01)
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_collected(monkeypatch):
+    """Of what other tests left, which takes seconds each time."""
+    monkeypatch.setattr(measure.gc, "collect", lambda: None)
+
+
 def test_the_list_covers_what_it_should():
     titles = [f"{group}: {p.name} {p.dtype}" for group, p in EVERY]
     assert len(COLLECTIONS) >= 5 and len(titles) >= 24

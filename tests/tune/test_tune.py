@@ -13,9 +13,8 @@ import pytest
 import jax_layout as jl
 from jax_layout import choices, cli
 from jax_layout.measured import Work
-from jax_layout.tune import command
+from jax_layout.tune import cases, command
 from jax_layout.tune.case import Case, gradient_by
-from jax_layout.tune.cases import all_cases
 from jax_layout.tune.command import run
 from jax_layout.tune.measure import (
     QUICK,
@@ -29,6 +28,7 @@ from jax_layout.tune.measure import (
 )
 from jax_layout.tune.table import replacing, text
 
+all_cases = functools.cache(cases.all_cases)  # thousands
 MEASURED_BY = "jax_layout.tune.measure._times"
 SHORT = Timing(seconds=0.0, rounds=1, sample=0.0)
 
