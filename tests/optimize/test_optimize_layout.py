@@ -621,3 +621,19 @@ def test_nothing_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jl.optimize_layout(conv)(x, w)
+
+
+def test_what_is_left_alone_is_traced_once():
+    traced = []
+
+    def f(x):
+        traced.append(x)
+        return jnp.tanh(x), 3
+
+    x = jnp.ones((4, 4))
+    optimized = jl.optimize_layout(f)
+    assert not optimized.layout_report(x).optimized
+    traced.clear()
+    y, three = jax.jit(lambda x: optimized(x))(x)
+    assert len(traced) == 1 and three == 3
+    np.testing.assert_array_equal(y, jnp.tanh(x))

@@ -128,6 +128,25 @@ def test_a_function_called_with_weights_of_a_stack_and_with_others(large, monkey
     close(lowered.compile()(h, stack, stack[2]), one_by_one(h, stack[1:4]))
 
 
+def test_names_and_effects_of_what_is_called_stay(monkeypatch):
+    monkeypatch.setattr(stacks, "_SLICED_BYTES", 0)
+    h, stack = arrays()
+    seen = []
+
+    @jax.jit
+    def told(h, w):
+        jax.debug.callback(lambda x: seen.append(float(x)), h[0, 0])
+        return layer(h, w)
+
+    f = jax.jit(functools.partial(scanned, step=told))
+    close(f(h, stack), one_by_one(h, stack))
+    jax.effects_barrier()
+    assert len(seen) == LAYERS
+    hlo = compiled(functools.partial(scanned, step=jax.jit(layer)), h, stack)
+    (call,) = (line for line in hlo.splitlines() if "jax_layout_gemm" in line)
+    assert "/jit(layer)/" in call
+
+
 def test_a_block_of_several_out_of_range():
     h, stack = arrays()
     stack = stack[:4].reshape(2, 2, WIDE, WIDE)
