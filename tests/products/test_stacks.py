@@ -100,15 +100,16 @@ def test_bodies_that_call_or_are_unrolled(step, options, monkeypatch):
     assert slices(compiled(f, h, stack)) == 0
     close(jax.jit(f)(h, stack), one_by_one(h, stack, step))
 
-    def loss(h, stack, products):
-        with choices.forced(products):
-            return (f(h, stack) ** 2).sum()
+    def gradients():
+        return jax.grad(lambda *args: (f(*args) ** 2).sum(), (0, 1))
 
-    ours, plain = (
-        jax.jit(jax.grad(functools.partial(loss, products=p), (0, 1)))(h, stack)
-        for p in ("kernels", "lax")
-    )
-    for found, expected in zip(ours, plain, strict=True):
+    hlo = compiled(gradients(), h, stack)
+    assert slices(hlo) == 0 and hlo.count("b_part = true") >= 2
+    ours = jax.jit(gradients())(h, stack)
+    with choices.forced("lax"):
+        lowered = jax.jit(gradients()).lower(h, stack)
+    assert "jax_layout_gemm" not in lowered.as_text()
+    for found, expected in zip(ours, lowered.compile()(h, stack), strict=True):
         close(found, expected)
 
 
