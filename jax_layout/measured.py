@@ -17,6 +17,9 @@ _NEIGHBOURS, _POWER = 16, 3
 # calls whose sizes were drawn, 37 ran below 0.95 of XLA so, and 60 with half of the
 # deviation, which had a tenth more of the gain.
 _DEVIATION, _DISTANCE, _FAR = 0.75, 0.03, 3.0
+# In a loop, whose points are few and up to a hundred apart, so much is taken off, by
+# their number, besides: one alone does not deviate.
+_FEW_IN_A_LOOP = 1.0
 # More doublings of sizes away from all of its points, a quick table says nothing; and
 # none does of a larger call in a loop, where XLA may be many times slower.
 _QUICK_REACH, _LOOP_REACH = 2.0, 4.0
@@ -112,6 +115,8 @@ class Table:
         variance = np.average((logs[nearest] - mean) ** 2, weights=weights)
         way = distance[nearest[0]]
         doubt = _DEVIATION * math.sqrt(variance) + _DISTANCE * way * (1 + way / _FAR)
+        if work.case.endswith(_IN_A_LOOP):
+            doubt += _FEW_IN_A_LOOP / len(nearest)
         return float(math.exp(mean - doubt))
 
     def points(self) -> dict[Work, dict[str, float]]:
