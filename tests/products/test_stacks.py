@@ -104,7 +104,10 @@ def test_bodies_that_call_or_are_unrolled(step, options, monkeypatch):
         return jax.grad(lambda *args: (f(*args) ** 2).sum(), (0, 1))
 
     hlo = compiled(gradients(), h, stack)
-    assert slices(hlo) == 0 and hlo.count("b_part = true") >= 2
+    assert hlo.count("b_part = true") >= 2
+    # Before jax 0.12 the gradient of a branch is handed slices.
+    if step is not WAYS["in a branch"][0] or jax.__version_info__ >= (0, 12):
+        assert slices(hlo) == 0
     ours = jax.jit(gradients())(h, stack)
     with choices.forced("lax"):
         lowered = jax.jit(gradients()).lower(h, stack)
