@@ -160,9 +160,10 @@ def part_of(value: Any, ctx: mlir.LoweringRuleContext) -> Block | None:
     if _are_sliced.get():
         return None
     sliced, given = _returned(value, ctx.module_context.symbol_table)
-    operation = producers.maker(sliced)
-    while operation is not None and operation.name == "stablehlo.reshape":
-        operation = producers.maker(operation.operands[0])
+    while (
+        operation := producers.maker(sliced)
+    ) and operation.name == "stablehlo.reshape":
+        sliced = operation.operands[0]
     if operation is not None and operation.name == "stablehlo.optimization_barrier":
         # As the gradient of what is not kept has it, to compute that once more.
         return part_of(operation.operands[ir.OpResult(sliced).result_number], ctx)

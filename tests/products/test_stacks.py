@@ -116,6 +116,27 @@ def test_bodies_that_call_or_are_unrolled(step, options, monkeypatch):
         close(found, expected)
 
 
+def test_a_checkpoint_of_two_stacks_that_are_reshaped():
+    """What stands behind a barrier is one of several values."""
+    h, stack = arrays()
+    flat = stack.reshape(LAYERS, -1)
+
+    @jax.checkpoint
+    def step(h, pair):
+        for w in pair:
+            h = layer(h, w.reshape(WIDE, WIDE))
+        return h
+
+    def loss(first, second, h):
+        return (scanned(h, (first, second), step) ** 2).sum()
+
+    found = jax.jit(jax.grad(loss, (0, 1, 2)))(flat, 2 * flat, h)
+    with choices.forced("lax"):
+        expected = jax.jit(lambda *a: jax.grad(loss, (0, 1, 2))(*a))(flat, 2 * flat, h)
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)
+
+
 @pytest.mark.parametrize("large", [True, False])
 def test_a_function_called_with_weights_of_a_stack_and_with_others(large, monkeypatch):
     monkeypatch.setattr(stacks, "_SLICED_BYTES", 4 * WIDE * WIDE + 1 - large)
