@@ -112,13 +112,8 @@ def mark_loops(
     for primitive in (primitives.scan_p, primitives.while_p, primitives.cond_p):
         _wrap_rules(primitive, functools.partial(marked, primitive.name))
 
-    def is_wanted(jaxpr: Any) -> bool:
-        return any(
-            sees_slices(e.primitive)
-            or _is_wrapped_now(e.primitive)
-            or any(map(is_wanted, inner_jaxprs(e.params)))
-            for e in jaxpr.eqns
-        )
+    def is_wanted(eqn: Any) -> bool:
+        return sees_slices(eqn.primitive) or _is_wrapped_now(eqn.primitive)
 
     def opened(rule: Callable[..., Any]) -> Callable[..., Any]:
         def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -128,7 +123,7 @@ def mark_loops(
             is_open = "call_jaxpr" in params and place == "stablehlo.while"
             if not is_open and is_plain_call(params) and not body.effects:
                 is_open = any(is_slice(v, ctx) for v in operands)
-            if not (is_open and is_wanted(body)):
+            if not (is_open and has_any(body, is_wanted)):
                 return rule(ctx, *operands, **params)
             closed: Any = params.get("call_jaxpr", params.get("jaxpr"))
             if not isinstance(closed, ClosedJaxpr):
@@ -141,8 +136,9 @@ def mark_loops(
         return lower
 
     # Before jax 0.11 there is no eval_jaxpr, later closed_call is another name of it.
-    for name in {getattr(core, "eval_jaxpr_p", core.closed_call_p), primitives.jit_p}:
-        _wrap_rules(name, opened)
+    called = getattr(core, "eval_jaxpr_p", core.closed_call_p)
+    for primitive in (called, primitives.jit_p):
+        _wrap_rules(primitive, opened)
     # Lowered elsewhere first, to be put in their places, they would not see any.
     elsewhere = primitives.remat_p, primitives.scan_p, primitives.cond_p
     lowerings._uncacheable_primitives.update(elsewhere)
@@ -283,6 +279,14 @@ def says_where(eqn: Any) -> bool:
 def inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
     """The jaxprs among the parameters of an equation."""
     return core.jaxprs_in_params(params)
+
+
+def has_any(jaxpr: Any, asked: Callable[[Any], bool]) -> bool:
+    """Whether any equation of a jaxpr, or of those inside, is what is asked for."""
+    return any(
+        asked(eqn) or any(has_any(j, asked) for j in inner_jaxprs(eqn.params))
+        for eqn in jaxpr.eqns
+    )
 
 
 def of_module(ctx: mlir.LoweringRuleContext, make: Callable[[], Any]) -> Any:

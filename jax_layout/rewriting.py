@@ -57,14 +57,6 @@ def has_shapes(closed: Any) -> bool:
     return all(isinstance(n, int) for aval in closed.in_avals for n in aval.shape)
 
 
-def has_any(jaxpr: Any, asked: Callable[[Any], bool]) -> bool:
-    """Whether any equation of a jaxpr, or of those inside, is what is asked for."""
-    return any(
-        asked(eqn) or any(has_any(j, asked) for j in _compat.inner_jaxprs(eqn.params))
-        for eqn in jaxpr.eqns
-    )
-
-
 class _Rewriting:
     def __init__(self, change: Change) -> None:
         self._change = change

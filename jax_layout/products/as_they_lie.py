@@ -19,7 +19,7 @@ from jax.lax import DotAlgorithmPreset
 from jax_layout import _compat, choices, op
 from jax_layout.plain import jnp
 from jax_layout.products.letters import PRODUCTS, rows_of, terms_of, untransposed
-from jax_layout.rewriting import Place, has_any, has_shapes, live, rewritten
+from jax_layout.rewriting import Place, has_shapes, live, rewritten
 
 _PRECISIONS = ("BF16_BF16_F32", "F16_F16_F32", "F32_F32_F32")
 # In loops and branches XLA runs a product of a vector by less with what is around, and
@@ -64,7 +64,7 @@ def calls_libraries(loop: Any) -> bool:
     Args:
       loop: the jaxpr of its body.
     """
-    return has_any(loop, _is_called)
+    return _compat.has_any(loop, _is_called)
 
 
 def _is_called(eqn: Any) -> bool:

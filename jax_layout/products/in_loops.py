@@ -21,7 +21,7 @@ from jax_layout.products.as_they_lie import (
     pays_for_a_vector,
 )
 from jax_layout.products.letters import PRODUCTS, rows_of, terms_of
-from jax_layout.rewriting import Place, has_any, has_shapes, live, rewritten
+from jax_layout.rewriting import Place, has_shapes, live, rewritten
 
 _FEW = 2  # rows
 
@@ -72,7 +72,8 @@ def _change(eqns: Sequence[Any], results: Sequence[Any], at: Place) -> Sequence[
             new[place] = op.without_kernel(eqn)
         elif ours[place]:
             new[place] = op.without_kernel(eqns[place])
-    if own or has_any(at.loop, _has_kernel):  # beside which jax's are slower, too
+    # Beside which jax's are slower, too.
+    if own or _compat.has_any(at.loop, _has_kernel):
         new = as_they_lie(new, at, calls)
     return eqns if all(map(operator.is_, new, eqns)) else live(new, results)
 
