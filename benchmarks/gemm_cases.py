@@ -320,6 +320,7 @@ _SCANS: dict[str, Callable[..., Any] | None] = {
     "in a scan of two at a time": functools.partial(jax.lax.scan, unroll=2),
     "in a scan of three at a time": functools.partial(jax.lax.scan, unroll=3),
     "in a scan of branches": lambda f, *xs: jax.lax.scan(_in_a_branch(f), *xs),
+    "in a scan of flat ones": jax.lax.scan,
 }
 
 
@@ -336,12 +337,13 @@ def _in_a_branch(layer: Function) -> Function:
 def _layers(rows: int, dtype: str, form: str, way: str) -> GemmCase:
     """Layers whose weights are stacked, scanned over or taken one after the other."""
     layers, inner, outer = 8, 512, 2048
-    first, second = (layers, inner, outer), (layers, outer, inner)
-    shapes = (rows, inner), *((second, first) if form == "NT" else (first, second))
+    each = [(inner, outer), (outer, inner)][:: -1 if form == "NT" else 1]
+    are_flat = way.endswith("flat ones")
+    shapes = [(inner * outer,)] * 2 if are_flat else each
 
     def net(product: Function, relu: Function, scan: Any) -> Function:
         def layer(h: Any, weights: Any) -> tuple[Any, None]:
-            a, b = weights
+            a, b = (w.reshape(shape) for w, shape in zip(weights, each, strict=True))
             return h + product(relu(product(h, a)), b) / inner, None
 
         def forward(h: Any, a: Any, b: Any) -> Any:
@@ -360,7 +362,7 @@ def _layers(rows: int, dtype: str, form: str, way: str) -> GemmCase:
     return GemmCase(
         "stacked",
         f"{rows} rows, {form}, {way}",
-        shapes,
+        ((rows, inner), *((layers, *shape) for shape in shapes)),
         dtype,
         4 * rows * layers * inner * outer,
         net(ours, jax.nn.relu, scan),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -159,17 +159,11 @@ def part_of(value: Any, ctx: mlir.LoweringRuleContext) -> Block | None:
     """
     if _are_sliced.get():
         return None
-    sliced, given = _returned(value, ctx.module_context.symbol_table)
-    while (
-        operation := producers.maker(sliced)
-    ) and operation.name == "stablehlo.reshape":
-        sliced = operation.operands[0]
-    if operation is not None and operation.name == "stablehlo.optimization_barrier":
-        # As the gradient of what is not kept has it, to compute that once more.
-        return part_of(operation.operands[ir.OpResult(sliced).result_number], ctx)
+    operation, calls = _made_by(value, ctx.module_context.symbol_table)
     if operation is None or not _cuts_first_axis(operation):
         return None
-    array, size = given(operation.operands[0]), operation.results[0].type.shape[0]
+    size = operation.results[0].type.shape[0]
+    array = _argument(operation.operands[0], calls)
     if array is None:
         return None
     if operation.name == "stablehlo.slice":
@@ -181,8 +175,10 @@ def part_of(value: Any, ctx: mlir.LoweringRuleContext) -> Block | None:
             return Block(array, number)
         outer = part_of(array, ctx)
         return outer.within(count, number) if outer is not None else None
-    first = given(operation.operands[1]) if size == 1 and _stays(array) else None
-    signed = first is not None and str(first.type.element_type) in ("i32", "i64")
+    first = _argument(operation.operands[1], calls)
+    if first is None or size != 1 or not _stays(array):
+        return None
+    signed = str(first.type.element_type) in ("i32", "i64")
     return Block(array, first) if signed else None
 
 
@@ -206,27 +202,44 @@ def are_sliced() -> Iterator[None]:
         _are_sliced.reset(token)
 
 
-def _returned(value: Any, table: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """What a call returns as this value, or the value itself if it is no call's.
+def _made_by(value: Any, table: Any) -> tuple[Any, list[Any]]:
+    """What makes the elements of a value, in this order, in this function or another.
 
     Returns:
-      that, and what gives for an operand in the function, which has to be one of its
-      arguments, the call's; None for others.
+      the operation, None if there is none, and the calls that lead into its function,
+      the outermost first.
     """
-    operation = producers.maker(value)
-    function = None
-    if operation is not None and operation.name == "func.call":
-        function = producers.called(operation, table)
-    if function is None:
-        return value, lambda operand: operand
+    calls = list[Any]()
+    while (operation := producers.maker(value)) is not None:
+        name, function = operation.name, None
+        if name == "func.call":
+            function = producers.called(operation, table)
+        if name == "stablehlo.reshape":
+            value = operation.operands[0]
+        elif name == "stablehlo.optimization_barrier":
+            # As the gradient of what is not kept has it, to compute that once more.
+            value = operation.operands[ir.OpResult(value).result_number]
+        elif function is not None:
+            calls.append(operation)
+            last = list(function.regions[0].blocks[0].operations)[-1].operation
+            value = last.operands[ir.OpResult(value).result_number]
+        else:
+            return operation, calls
+        while isinstance(value.owner, ir.Block) and calls:
+            value = calls.pop().operands[ir.BlockArgument(value).arg_number]
+    return None, calls
 
-    def given(operand: Any) -> Any:
-        if not isinstance(operand.owner, ir.Block):
+
+def _argument(value: Any, calls: Sequence[Any]) -> Any:
+    """What the outermost of these calls is given as a value of the innermost function.
+
+    The value itself without calls; None if it is computed in a function.
+    """
+    for call in reversed(calls):
+        if not isinstance(value.owner, ir.Block):
             return None
-        return operation.operands[ir.BlockArgument(operand).arg_number]
-
-    last = list(function.regions[0].blocks[0].operations)[-1].operation
-    return last.operands[ir.OpResult(value).result_number], given
+        value = call.operands[ir.BlockArgument(value).arg_number]
+    return value
 
 
 def _cuts_first_axis(operation: Any) -> bool:
