@@ -185,6 +185,13 @@ constexpr int kSkinnyVectors = A::kLanes == 4 ? 4 : 2;
 template <class A>
 constexpr int kAcrossRows = (A::kRegisters == 32 ? 24 : 12) / kSkinnyVectors<A>;
 
+// So few rows have more columns: there are sums enough not to wait for one, and
+// a call costs little beside what it multiplies.
+constexpr int kWideRows = 4;
+template <class A, int kRows>
+constexpr int kWideVectors =
+    (A::kRegisters == 32 ? 8 : 4) / (kRows <= 2 ? 1 : 2);
+
 // What a tile's columns are read from: a strip that is packed, the matrix
 // itself, or the matrix, and packed on the way for the tiles that follow.
 enum class From { kStrip, kMatrix, kBoth };
@@ -193,26 +200,25 @@ template <class A>
 struct AcrossCall {
   const typename A::Element* matrix;
   int64_t ld, depth;          // of the matrix
-  typename A::Wide* strip;    // rows of kSkinnyVectors
+  typename A::Wide* strip;    // rows of kVectors
   const typename A::Wide* x;  // rows of kSkinnySteps * kDepth
   int64_t steps;
   typename A::Sum* sums;
   int64_t sums_ld;
   Ahead* ahead;
-  int64_t lines;  // to ask for, at most two a step
+  int64_t lines;  // to ask for, at most kVectors a step
 };
 
-template <class A, From kFrom, int kRows>
+template <class A, From kFrom, int kRows, int kVectors = kSkinnyVectors<A>>
 void Across(const AcrossCall<A>& c) {
   using T = typename A::Element;
-  constexpr int kVectors = kSkinnyVectors<A>;
   constexpr int kLane = A::kLanes * A::kDepth;
   // Beside the last row, if it is alone.
   static constexpr T kNothing[kVectors * A::kLanes] = {};
   typename A::SumReg sum[kRows][kVectors];
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       sum[i][v] = A::LoadSums(c.sums + i * c.sums_ld + v * A::kLanes);
     }
@@ -221,19 +227,23 @@ void Across(const AcrossCall<A>& c) {
   auto* strip = c.strip;
   const auto* x = c.x;
   Ahead ahead = *c.ahead;
-  const int64_t second = c.lines - c.steps, pairs = c.depth / A::kDepth;
+  const int64_t pairs = c.depth / A::kDepth;
+  int64_t lines = c.lines;
   for (int64_t step = 0; step < c.steps; ++step) {
-    if (step < c.lines) ahead.Next();
-    if (step < second) ahead.Next();
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      if (lines > v * c.steps) ahead.Next();
+    }
+    --lines;
     typename A::Reg column[kVectors];
     if constexpr (kFrom == From::kStrip) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         column[v] = A::Load(strip + v * kLane);
       }
     } else {
       const T* next = step < pairs ? row + c.ld : kNothing;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         column[v] = A::Joined(row + v * A::kLanes, next + v * A::kLanes);
         if constexpr (kFrom == From::kBoth) {
@@ -246,7 +256,7 @@ void Across(const AcrossCall<A>& c) {
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
       const auto one = InRegister(A::Spread(x + i * kSkinnySteps * A::kDepth));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         sum[i][v] = A::MultiplyAdd(sum[i][v], column[v], one);
       }
@@ -256,7 +266,7 @@ void Across(const AcrossCall<A>& c) {
   *c.ahead = ahead;
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       A::StoreSums(c.sums + i * c.sums_ld + v * A::kLanes, sum[i][v]);
     }
@@ -309,15 +319,29 @@ void MultiplyAcross(const SkinnyBlock& b) {
     // All calls together ask for the next block.
     const int64_t bytes = b.count * sizeof(T);
     const int64_t row_lines = (bytes + 63) / 64;
-    const int64_t all_lines =
-        std::clamp<int64_t>(b.k - p - block_k, 0, block_k) * row_lines;
-    const int64_t calls =
-        (b.rows + kMost - 1) / kMost * ((b.count + kStrip - 1) / kStrip);
+    const int64_t next = std::clamp<int64_t>(b.k - p - block_k, 0, block_k);
+    int64_t all_lines = next * row_lines;
     Ahead ahead = {reinterpret_cast<const char*>(block + block_k * b.ld),
                    row_lines, row_lines,
                    static_cast<int64_t>(b.ld * sizeof(T)) - 64 * row_lines};
+    int64_t j = 0;
+    if (b.rows <= kWideRows) {
+      WithRows<kWideRows>(static_cast<int>(b.rows), [&]<int kRows> {
+        constexpr int kVectors = kWideVectors<A, kRows>;
+        constexpr int64_t kWide = kVectors * A::kLanes;
+        const int64_t lines = next * (kWide * sizeof(T)) / 64;
+        for (; j + kWide <= b.count; j += kWide) {
+          Across<A, From::kMatrix, kRows, kVectors>({block + j, b.ld, depth,
+                                                     strip, x, steps, sums + j,
+                                                     ld, &ahead, lines});
+          all_lines -= lines;
+        }
+      });
+    }
+    const int64_t calls =
+        (b.rows + kMost - 1) / kMost * ((b.count - j + kStrip - 1) / kStrip);
     int64_t call = 0;
-    for (int64_t j = 0; j < b.count; j += kStrip) {
+    for (; j < b.count; j += kStrip) {
       const int64_t columns = std::min(kStrip, b.count - j);
       const bool whole = columns == kStrip;
       if (!whole) {

@@ -37,7 +37,8 @@ Cut CutOf(const SkinnyBlock& b) {
   if (b.along) return {4, 576, kSkinnyPanel, CachesOfCore().l1 / 6};
   const int64_t size = ItemSize(b.operands);
   if (b.rows <= 8) {
-    return {1, 4096 / size, kSkinnyStrip, b.rows <= 4 && size == 4 ? 8 : 32};
+    const bool fewer = b.rows > 2 && b.rows <= kWideRows && size == 4;
+    return {1, 4096 / size, kSkinnyStrip, fewer ? 8 : 32};
   }
   if (b.rows <= 32) return {2, 512, kSkinnyStrip, 64};
   return {2, 256, kSkinnyStrip, kSkinnySteps};
