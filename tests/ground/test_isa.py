@@ -259,3 +259,27 @@ def test_what_is_no_level_is_an_error(text):
         "ValueError: JAX_LAYOUT_MAX_ISA must be one of portable, neon, avx2, avx512, "
         f"avx512_bf16, amx, got {text}.\n"
     )
+
+
+TOLD = """
+import ctypes, os
+from jax_layout import _backends
+found = _backends.module("cpu").library_targets()["OpenBLAS"]
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+print(found, getenv(b"OPENBLAS_CORETYPE"), getenv(b"OPENBLAS_L2_SIZE"))
+"""
+
+
+@pytest.mark.skipif(not _backends.available("cpu"), reason="no kernels are built")
+def test_variables_for_other_copies_of_openblas_do_not_change_ours():
+    others = "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"
+    kept = {name: value for name, value in os.environ.items() if name not in others}
+    told = []
+    for given in ({}, dict(zip(others, ("Prescott", "128"), strict=True))):
+        run = [sys.executable, "-c", TOLD]
+        ran = subprocess.run(run, env=kept | given, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        told.append(ran.stdout.split())
+    assert told[1] == [told[0][0], "b'Prescott'", "b'128'"]
+    assert told[0][1:] == ["None", "None"]
