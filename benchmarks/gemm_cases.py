@@ -507,6 +507,55 @@ def _transposed() -> list[GemmCase]:
     ]
 
 
+def _lstm(product: Function) -> Function:
+    def forward(xs: Any, w: Any) -> Any:
+        def step(carry: Any, x: Any) -> tuple[Any, Any]:
+            h, c = carry
+            gates = product(jnp.concatenate([x, h], axis=-1), w) / w.shape[0]
+            i, f, o, u = jnp.split(gates, 4, axis=-1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(u)
+            return (jax.nn.sigmoid(o) * jnp.tanh(c), c), c
+
+        return jax.lax.scan(step, (xs[0], xs[0]), xs)[1]
+
+    return forward
+
+
+def _four_layers(product: Function) -> Function:
+    return lambda x, *ws: functools.reduce(
+        lambda h, w: jax.nn.relu(product(h, w)) / len(w), ws, x
+    )
+
+
+def _little(rows: int, inner: int, dtype: str, steps: int, way: str) -> GemmCase:
+    """An LSTM, or layers, whose operands caches hold: what is around counts too."""
+    net = _lstm if steps else _four_layers
+    plain = net(jnp.matmul)
+    ours = {"matmul": net(jl.matmul), "optimized": jl.optimize_layout(plain)}
+    of_lstm = (steps, rows, inner), (2 * inner, 4 * inner)
+    return GemmCase(
+        "little",
+        f"{rows} rows by {inner}, {'LSTM' if steps else '4 layers'}, {way}",
+        of_lstm if steps else ((rows, inner), *[(inner, inner)] * 4),
+        dtype,
+        2 * rows * inner * inner * (8 * steps or 4),
+        ours.get(way, plain),
+        plain,
+        installed=way == "installed",
+    )
+
+
+def _littles() -> list[GemmCase]:
+    return [
+        _little(rows, inner, dtype, steps, way)
+        for dtype in ("bfloat16", "float32")
+        for steps in (0, 32)
+        for way in ("matmul", "installed", "optimized")
+        for rows in (4, 32)
+        for inner in (32, 128, 256)
+    ]
+
+
 def _tiny() -> list[GemmCase]:
     return [
         _einsum("tiny", f"{n} {form}", _FORMS[form], dtype, m=n, n=n, k=n)
@@ -529,5 +578,6 @@ def all_cases() -> dict[str, list[GemmCase]]:
         "linear": _linears(),
         "stacked": _stacked(),
         "looped": _looped(),
+        "little": _littles(),
         "transposed": _transposed(),
     }

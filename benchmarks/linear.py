@@ -8,6 +8,6 @@ from benchmarks import profiles
 from benchmarks.gemm import main
 
 if __name__ == "__main__":
-    groups = "linear", "stacked", "looped", "transposed"
+    groups = "linear", "stacked", "looped", "little", "transposed"
     run = functools.partial(main, name="linear", groups=groups)
     sys.exit(profiles.start(run))
