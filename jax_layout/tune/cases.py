@@ -31,6 +31,7 @@ _FAMILIES = (
     product_cases.batches,
     product_cases.projections,
     product_cases.layers,
+    product_cases.dense,
     product_cases.gelus,
     attention_cases.written_out,
     attention_cases.attention,

@@ -204,6 +204,25 @@ def _layer(
     return case_of(f"{name}, gradient", g, dtype, *operands, (m, n), kinked=kinked)
 
 
+_DENSE = [(16, 16), (32, 32), (64, 64), (256, 256), (1024, 256), (256, 1024),
+          (1024, 1024)]  # fmt: skip
+
+
+def dense(quick: bool) -> Iterator[Case]:
+    """Layers whose weights lie as Flax, Haiku and Keras have them, small ones too."""
+    kinds = itertools.product(
+        ("float32", "bfloat16"), (None, "relu", "gelu"), (1, 4, 16, 32, 128, 512)
+    )
+    for dtype, activation, m in [] if quick else kinds:
+        f = functools.partial(_dense, activation=activation)
+        for n, k in _DENSE:
+            yield case_of(f"dense {activation}", f, dtype, (m, k), (k, n), (n,))
+
+
+def _dense(x: Any, w: Any, b: Any, *, activation: str | None) -> Any:
+    return jl.linear(x, w.T, b, activation=activation)
+
+
 def gelus(quick: bool) -> Iterator[Case]:
     """Layers of jax's own operators, as transformers have them; GPT-2 as x @ w.T."""
     rows, weights = (64, 128, 197, 512, 2048), ((3072, 768), (4096, 1024), (1024, 256))
