@@ -198,8 +198,8 @@ def _layer(
     """A linear layer, or it and its gradient."""
     f = functools.partial(jl.linear, activation=activation)
     name, operands = f"{kind}linear {activation}", ((m, k), (n, k), (n,))
-    if not gradient:
-        return case_of(name, f, dtype, *operands)
+    if not gradient:  # without a kernel of its own it asks about its product
+        return case_of(name, f, dtype, *operands, one_call=True)
     g, kinked = with_gradient(f, 3), activation == "relu"
     return case_of(f"{name}, gradient", g, dtype, *operands, (m, n), kinked=kinked)
 
@@ -216,7 +216,8 @@ def dense(quick: bool) -> Iterator[Case]:
     for dtype, activation, m in [] if quick else kinds:
         f = functools.partial(_dense, activation=activation)
         for n, k in _DENSE:
-            yield case_of(f"dense {activation}", f, dtype, (m, k), (k, n), (n,))
+            shapes = (m, k), (k, n), (n,)
+            yield case_of(f"dense {activation}", f, dtype, *shapes, one_call=True)
 
 
 def _dense(x: Any, w: Any, b: Any, *, activation: str | None) -> Any:
