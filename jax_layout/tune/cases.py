@@ -32,6 +32,7 @@ _FAMILIES = (
     product_cases.projections,
     product_cases.layers,
     product_cases.dense,
+    product_cases.small_nets,
     product_cases.gelus,
     attention_cases.written_out,
     attention_cases.attention,

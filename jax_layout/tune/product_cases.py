@@ -204,24 +204,43 @@ def _layer(
     return case_of(f"{name}, gradient", g, dtype, *operands, (m, n), kinked=kinked)
 
 
-_DENSE = [(16, 16), (32, 32), (64, 64), (256, 256), (1024, 256), (256, 1024),
-          (1024, 1024)]  # fmt: skip
+# Columns of the result and of x.
+_DENSE = [(256, 256), (1024, 256), (256, 1024), (1024, 1024)]
 
 
 def dense(quick: bool) -> Iterator[Case]:
-    """Layers whose weights lie as Flax, Haiku and Keras have them, small ones too."""
-    kinds = itertools.product(
-        ("float32", "bfloat16"), (None, "relu", "gelu"), (1, 4, 16, 32, 128, 512)
-    )
+    """Layers whose weights lie as Flax, Haiku and Keras have them."""
+    rows, dtypes = (1, 4, 16, 32, 128, 512), ("float32", "bfloat16")
+    kinds = itertools.product(dtypes, (None, "relu", "gelu"), rows)
     for dtype, activation, m in [] if quick else kinds:
-        f = functools.partial(_dense, activation=activation)
+        f = functools.partial(_layers, form="NN", activation=activation)
         for n, k in _DENSE:
             shapes = (m, k), (k, n), (n,)
             yield case_of(f"dense {activation}", f, dtype, *shapes, one_call=True)
 
 
-def _dense(x: Any, w: Any, b: Any, *, activation: str | None) -> Any:
-    return jl.linear(x, w.T, b, activation=activation)
+def small_nets(quick: bool) -> Iterator[Case]:
+    """Programs of four layers that are no more: XLA may make one function of each."""
+    rows, widths, dtypes = (
+        (1, 4, 32, 128),
+        (16, 32, 64, 128, 256, 512),
+        ("float32", "bfloat16"),
+    )
+    kinds = itertools.product(
+        dtypes, ("NN", "NT"), (None, "relu", "gelu"), rows, widths
+    )
+    for dtype, form, activation, m, n in [] if quick else kinds:
+        f = functools.partial(_layers, form=form, activation=activation)
+        shapes = (m, n), *4 * [(n, n), (n,)]
+        name = f"small net {form} {activation}"
+        yield case_of(name, f, dtype, *shapes, one_call=True, whole=True)
+
+
+def _layers(x: Any, *weights: Any, form: str, activation: str | None) -> Any:
+    """Layers of these weights, each with a bias behind it."""
+    for w, b in zip(weights[::2], weights[1::2], strict=True):
+        x = jl.linear(x, w if form == "NT" else w.T, b, activation=activation)
+    return x
 
 
 def gelus(quick: bool) -> Iterator[Case]:
