@@ -221,19 +221,19 @@ def dense(quick: bool) -> Iterator[Case]:
 
 def small_nets(quick: bool) -> Iterator[Case]:
     """Programs of four layers that are no more: XLA may make one function of each."""
-    rows, widths, dtypes = (
-        (1, 4, 32, 128),
-        (16, 32, 64, 128, 256, 512),
-        ("float32", "bfloat16"),
-    )
-    kinds = itertools.product(
-        dtypes, ("NN", "NT"), (None, "relu", "gelu"), rows, widths
-    )
+    rows, widths = (1, 4, 32, 128), (16, 32, 64, 128, 256, 512)
+    forms, activations = ("NN", "NT"), (None, "relu", "gelu")
+    dtypes = "float32", "bfloat16"
+    kinds = itertools.product(dtypes, forms, activations, rows, widths)
     for dtype, form, activation, m, n in [] if quick else kinds:
         f = functools.partial(_layers, form=form, activation=activation)
-        shapes = (m, n), *4 * [(n, n), (n,)]
+        shapes: list[Sizes] = [(m, n), *4 * [(n, n), (n,)]]
         name = f"small net {form} {activation}"
         yield case_of(name, f, dtype, *shapes, one_call=True, whole=True)
+        if form == "NN" and activation != "gelu" and n >= 64:
+            g, y = with_gradient(f, len(shapes)), (m, n)
+            whole = {"whole": True, "kinked": activation == "relu"}
+            yield case_of(f"{name}, gradient", g, dtype, *shapes, y, **whole)
 
 
 def _layers(x: Any, *weights: Any, form: str, activation: str | None) -> Any:
