@@ -222,7 +222,7 @@ def dense(quick: bool) -> Iterator[Case]:
 def small_nets(quick: bool) -> Iterator[Case]:
     """Programs of four layers that are no more: XLA may make one function of each."""
     rows, widths = (1, 4, 32, 128), (16, 32, 64, 128, 256, 512)
-    forms, activations = ("NN", "NT"), (None, "relu", "gelu")
+    forms, activations = ("NN", "NT"), (None, "behind", "relu", "gelu")
     dtypes = "float32", "bfloat16"
     kinds = itertools.product(dtypes, forms, activations, rows, widths)
     for dtype, form, activation, m, n in [] if quick else kinds:
@@ -230,16 +230,19 @@ def small_nets(quick: bool) -> Iterator[Case]:
         shapes: list[Sizes] = [(m, n), *4 * [(n, n), (n,)]]
         name = f"small net {form} {activation}"
         yield case_of(name, f, dtype, *shapes, one_call=True, whole=True)
-        if form == "NN" and activation != "gelu" and n >= 64:
+        if form == "NN" and activation in (None, "relu") and n >= 64:
             g, y = with_gradient(f, len(shapes)), (m, n)
             whole = {"whole": True, "kinked": activation == "relu"}
             yield case_of(f"{name}, gradient", g, dtype, *shapes, y, **whole)
 
 
 def _layers(x: Any, *weights: Any, form: str, activation: str | None) -> Any:
-    """Layers of these weights, each with a bias behind it."""
+    """Layers of these weights, whose activation may be behind a call of the product."""
     for w, b in zip(weights[::2], weights[1::2], strict=True):
-        x = jl.linear(x, w if form == "NT" else w.T, b, activation=activation)
+        if activation == "behind":
+            x = nn.relu(jl.matmul(x, w.T if form == "NT" else w) + b)
+        else:
+            x = jl.linear(x, w if form == "NT" else w.T, b, activation=activation)
     return x
 
 
