@@ -222,7 +222,7 @@ def dense(quick: bool) -> Iterator[Case]:
 def small_nets(quick: bool) -> Iterator[Case]:
     """Programs of four layers that are no more: XLA may make one function of each."""
     rows, widths = (1, 4, 32, 128), (16, 32, 64, 128, 256, 512)
-    forms, activations = ("NN", "NT"), (None, "behind", "relu", "gelu")
+    forms, activations = ("NN", "NT"), (None, "behind", "scaled", "relu", "gelu")
     dtypes = "float32", "bfloat16"
     kinds = itertools.product(dtypes, forms, activations, rows, widths)
     for dtype, form, activation, m, n in [] if quick else kinds:
@@ -239,8 +239,9 @@ def small_nets(quick: bool) -> Iterator[Case]:
 def _layers(x: Any, *weights: Any, form: str, activation: str | None) -> Any:
     """Layers of these weights, whose activation may be behind a call of the product."""
     for w, b in zip(weights[::2], weights[1::2], strict=True):
-        if activation == "behind":
-            x = nn.relu(jl.matmul(x, w.T if form == "NT" else w) + b)
+        if activation in ("behind", "scaled"):
+            y = jl.matmul(x, w.T if form == "NT" else w)
+            x = nn.relu(y + b) if activation == "behind" else nn.relu(y) / len(b)
         else:
             x = jl.linear(x, w if form == "NT" else w.T, b, activation=activation)
     return x
