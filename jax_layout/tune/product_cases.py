@@ -220,7 +220,7 @@ def dense(quick: bool) -> Iterator[Case]:
 
 
 def small_nets(quick: bool) -> Iterator[Case]:
-    """Programs of four layers that are no more: XLA may make one function of each."""
+    """Programs of four layers and no more, which XLA runs at once or elsewhere."""
     rows, widths = (1, 4, 32, 128), (16, 32, 64, 128, 256, 512)
     forms, activations = ("NN", "NT"), (None, "behind", "scaled", "relu", "gelu")
     dtypes = "float32", "bfloat16"
