@@ -262,7 +262,10 @@ Status AddByRow(const Job& job, bool started) {
   const bool stream = !started && job.slices() * slice > StreamBytes() &&
                       row_bytes >= 4 * kLine;
   BlockFunction* copy = stream ? FunctionsOf().copy : nullptr;
-  job.executor.ParallelFor(job.slices() * blocks * parts, [&](int64_t task) {
+  // Another thread takes longer to wake up than to write a few rows.
+  const int64_t bytes = job.slices() * (p.extent + p.count) * row_bytes;
+  const int64_t workers = bytes > kTaskBytes ? job.executor.num_threads() : 1;
+  const auto add = [&](int64_t task, int64_t) {
     const int64_t part = task % parts;
     const int64_t first = task / parts % blocks * block;
     const int64_t end = std::min(first + block, p.extent);
@@ -305,7 +308,8 @@ Status AddByRow(const Job& job, bool started) {
     }
     pass(end);
     if (stream) FenceStores();
-  });
+  };
+  job.executor.ParallelForWorkers(job.slices() * blocks * parts, workers, add);
   return Status::Ok();
 }
 

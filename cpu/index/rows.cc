@@ -24,11 +24,14 @@ JAX_LAYOUT_INLINE bool Resolve(const void* indices, int64_t n, int64_t extent,
                                bool clip, bool wrap, int64_t* rows) {
   const auto* index = static_cast<const Index*>(indices);
   const int64_t from_end = wrap ? extent : 0;
+  const int64_t below = clip ? 0 : -1, above = clip ? extent - 1 : -1;
   int64_t all = 0;
+#pragma GCC ivdep  // rows are none of the indices
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t at = index[i] + (index[i] < 0 ? from_end : 0);
-    const int64_t outside = clip ? (at < 0 ? 0 : extent - 1) : -1;
-    rows[i] = at >= 0 && at < extent ? at : outside;
+    const int64_t given = index[i];
+    const int64_t at = given + (given < 0 ? from_end : 0);
+    const int64_t row = at < extent ? at : above;
+    rows[i] = at < 0 ? below : row;
     all |= rows[i];
   }
   return all >= 0;
@@ -50,10 +53,11 @@ JAX_LAYOUT_INLINE T Reduce(T a, T b) {
   if constexpr (reduction == Reduction::kSum) {
     return static_cast<T>(a + b);
   } else {
-    // As the instruction picks; a branch on both at once is often guessed
-    // wrong.
-    const T extreme = (reduction == Reduction::kMax ? a > b : a < b) ? a : b;
-    return a != a ? a : extreme;
+    // As the instruction picks, which gives its second operand if one is NaN;
+    // a branch on both at once is often guessed wrong. What waits for a, the
+    // sum, is that alone.
+    const T extreme = (reduction == Reduction::kMax ? b > a : b < a) ? b : a;
+    return b != b ? b : extreme;
   }
 }
 
@@ -72,9 +76,11 @@ JAX_LAYOUT_INLINE void SumRow(const RowSum& r) {
   auto* y = reinterpret_cast<Stored*>(r.y);
   const int64_t n = r.width;
   const int64_t bytes = n * static_cast<int64_t>(sizeof(Stored));
+  // The first row is an extreme, but no sum, which -0 is not: 0 + -0 is 0.
+  const bool begins = r.x == nullptr && reduction != Reduction::kSum;
   if (r.x != nullptr) {
     LoadSums<Element>(r.x, n, sum);
-  } else {
+  } else if (!begins) {
     std::fill_n(sum, n, Nothing<reduction, Sum>());
   }
   const int64_t ahead = std::max<int64_t>(1, kAheadBytes / bytes);
@@ -85,10 +91,14 @@ JAX_LAYOUT_INLINE void SumRow(const RowSum& r) {
         __builtin_prefetch(next + at);
       }
     }
-    const auto* source = reinterpret_cast<const Stored*>(
-        r.source + r.pairs[k].source * r.stride);
+    const char* const source = r.source + r.pairs[k].source * r.stride;
+    if (begins && k == 0) {
+      LoadSums<Element>(source, n, sum);
+      continue;
+    }
+    const auto* from = reinterpret_cast<const Stored*>(source);
     for (int64_t i = 0; i < n; ++i) {
-      sum[i] = Reduce<reduction>(sum[i], Element::Load(source[i]));
+      sum[i] = Reduce<reduction>(sum[i], Element::Load(from[i]));
     }
   }
   alignas(kLine) Stored out[kSums];
@@ -139,9 +149,11 @@ JAX_LAYOUT_INLINE void AddNarrow(const typename Element::Stored* from,
   for (int64_t i = 0; i < rows; ++i) {
     if (at[i] < 0) continue;
     typename Element::Sum* sum = to + at[i] * kWidth;
+    typename Element::Sum next[kWidth];  // is no row of source
     for (int k = 0; k < kWidth; ++k) {
-      sum[k] = Reduce<reduction>(sum[k], Element::Load(from[i * kWidth + k]));
+      next[k] = Reduce<reduction>(sum[k], Element::Load(from[i * kWidth + k]));
     }
+    std::copy_n(next, kWidth, sum);
   }
 }
 
