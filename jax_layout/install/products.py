@@ -86,7 +86,7 @@ def dot_general(
         return found
     program.with_products_of_xla.append(block)
     for value, product in [*program.products.items()]:
-        if product.block == block:
+        if product.block is not None and product.block == block:
             _give_back(program, value)
     return None
 

@@ -430,6 +430,26 @@ def test_products_of_few_rows_in_a_loop_go_together(
     assert hlo.count('custom_call_target="jax_layout_gemm"') == expected
 
 
+def test_a_product_before_a_loop_is_ours_though_those_inside_are_xlas(monkeypatch):
+    products = sys.modules["jax_layout.install.products"]
+    monkeypatch.setattr(products, "stays_in_cache", lambda _: False)
+
+    def one(work, methods=choices.OURS, passes=1, gain=1.0):
+        return methods[0] if 6 in work.sizes[:2] else None
+
+    monkeypatch.setattr(choices, "choose", one)
+
+    def f(xs, w, v):
+        given = (xs @ v).reshape(3, 2, 64)
+        step = lambda h, x: (jnp.tanh(x + h @ w), None)  # noqa: E731
+        return lax.scan(step, given[0], given)[0]
+
+    w, v = array(64, 64, seed=1) / 8, array(64, 64, seed=2) / 8
+    plain, found, record, _ = both(f, array(6, 64), w, v)
+    assert_close(found, plain)
+    assert ours(record, "dot_general") == record["dot_general"]["XLA"] == 1
+
+
 @pytest.mark.parametrize("gate", [jax.nn.silu, lambda x: x / (1 + jnp.exp(-x))])
 def test_products_around_a_sigmoid_are_not_taken_for_attention(gate, monkeypatch):
     products = sys.modules["jax_layout.install.products"]
