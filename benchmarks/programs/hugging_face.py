@@ -67,6 +67,43 @@ def _llama(dtype: Any) -> tuple[Any, Any]:
     return _model("LlamaForCausalLM", config, dtype)
 
 
+def _gpt_neo(dtype: Any) -> tuple[Any, Any]:
+    from transformers import GPTNeoConfig
+
+    config = GPTNeoConfig(
+        vocab_size=_WORDS,
+        hidden_size=512,
+        num_heads=8,
+        num_layers=2,
+        attention_types=[[["global", "local"], 1]],
+        max_position_embeddings=256,
+    )
+    return _model("GPTNeoForCausalLM", config, dtype)
+
+
+def _gemma(dtype: Any) -> tuple[Any, Any]:
+    from transformers import GemmaConfig
+
+    config = GemmaConfig(
+        vocab_size=_WORDS,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=1,
+        head_dim=96,
+        max_position_embeddings=256,
+    )
+    return _model("GemmaForCausalLM", config, dtype)
+
+
+def _roberta(dtype: Any) -> tuple[Any, Any]:
+    from transformers import RobertaConfig
+
+    config = RobertaConfig(vocab_size=_WORDS, num_hidden_layers=3)
+    return _model("RobertaForMaskedLM", config, dtype)
+
+
 def _logits(made: Callable[[Any], Any], rows: int, length: int) -> Callable[..., Made]:
     def make(dtype: Any) -> Made:
         model, p = made(dtype)
@@ -146,7 +183,18 @@ def _bart(dtype: Any) -> Made:
 def _vit(dtype: Any) -> Made:
     from transformers import ViTConfig
 
-    model, p = _model("ViTModel", ViTConfig(num_hidden_layers=3), dtype)
+    return _sees("ViTModel", ViTConfig(num_hidden_layers=3), dtype)
+
+
+def _dino(dtype: Any) -> Made:
+    from transformers import Dinov2Config
+
+    config = Dinov2Config(num_hidden_layers=3, image_size=224)
+    return _sees("Dinov2Model", config, dtype)
+
+
+def _sees(name: str, config: Any, dtype: Any) -> Made:
+    model, p = _model(name, config, dtype)
     x = normal(1, 3, 224, 224, dtype=dtype)
     return lambda p, x: model(x, params=p).last_hidden_state, (p, x)
 
@@ -238,9 +286,13 @@ COLLECTION = Collection(
         *both("Llama, decode, 1 row", _decodes(_llama, 1)),
         *both("Llama, decode, 8 rows", _decodes(_llama, 8)),
         Program("Llama, 64 words", _logits(_llama, 1, 64), "bfloat16"),
+        Program("Gemma, 32 words", _logits(_gemma, 1, 32), "bfloat16"),
+        Program("GPT-Neo, gradient, 128 words", _learns(_gpt_neo, 1, 128)),
+        Program("RoBERTa, gradient, 4x32 words", _learns(_roberta, 4, 32), "bfloat16"),
         Program("BERT, 2x64 words", _bert),
         Program("BART, gradient, 2x64 words", _bart),
         *both("ViT, batch 1", _vit),
+        Program("DINOv2, batch 1", _dino),
         *both("Whisper, 8 seconds", _whisper),
         Program("wav2vec 2.0, 1 second", _wav2vec2),
         *both("ResNet-18, batch 1", _classifies(_resnet18, 1)),

@@ -83,12 +83,21 @@ COLLECTION = Collection(
         Program(
             "MobileNetV2, gradient, 4x96x96", _application("MobileNetV2", 4, 96, True)
         ),
+        Program("ResNet50, gradient, 2x96x96", _application("ResNet50", 2, 96, True)),
         Program("InceptionV3, 1x224x224", _application("InceptionV3", 1, 224)),
+        Program("DenseNet121, 1x160x160", _application("DenseNet121", 1, 160)),
+        Program("NASNetMobile, 1x224x224", _application("NASNetMobile", 1, 224)),
+        Program("VGG16, 1x128x128", _application("VGG16", 1, 128)),
         Program("Xception, 1x224x224", _application("Xception", 1, 224)),
         *both("ConvNeXtTiny, 1x128x128", _application("ConvNeXtTiny", 1, 128)),
         Program(
             "EfficientNetB0, 1x224x224",
             _application("EfficientNetB0", 1, 224),
+            "bfloat16",
+        ),
+        Program(
+            "MobileNetV3Small, 1x128x128",
+            _application("MobileNetV3Small", 1, 128),
             "bfloat16",
         ),
         Program("ConvLSTM2D, gradient, 4 frames", _conv_lstm),
