@@ -78,7 +78,7 @@ def _norm(
 
 _CHANNELS = 3, 8, 16, 24, 32, 64, 96, 128, 256, 512, 1024
 _SIDES = 4, 7, 8, 14, 16, 28, 32, 56, 64, 112
-_DRAWN = 200
+_DRAWN = 400
 
 
 def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:

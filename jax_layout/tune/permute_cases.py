@@ -107,7 +107,7 @@ def permutes(quick: bool) -> Iterator[Case]:
         yield case_of(f"{kind}, existing memory", f, dtype, x, into=True)
 
 
-_DRAWN = 400
+_DRAWN = 600
 
 
 def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:

@@ -59,7 +59,7 @@ _DRAWN_WINDOWS = [
     *3 * [(2, 2, 0), (3, 2, 1)],
     *[(3, 1, 1), (5, 1, 2), (3, 2, 0), (3, 3, 0), (4, 4, 0), (2, 1, 0), (7, 7, 0)],
 ]
-_DRAWN = 150
+_DRAWN = 300
 
 
 def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:

@@ -295,6 +295,20 @@ def _gated(xs: Any, w: Any, v: Any) -> Any:
     return ends[0] + ends[1]
 
 
+def _gru(xs: Any, w: Any) -> Any:
+    """A recurrence whose step has three products in one."""
+
+    def step(h: Any, x: Any) -> Any:
+        given = jnp.split(x, 3, -1)
+        y = jl.einsum("mk,kn->mn", h, w) / w.shape[0] ** 0.5
+        z, r, n = jnp.split(y, 3, -1)
+        z, r = nn.sigmoid(given[0] + z), nn.sigmoid(given[1] + r)
+        return (1 - z) * jnp.tanh(given[2] + r * n) + z * h, None
+
+    zero = jnp.zeros_like(xs, shape=(xs.shape[1], w.shape[0]))
+    return jax.lax.scan(step, zero, xs)[0]
+
+
 def recurrences(quick: bool) -> Iterator[Case]:
     """Small products in a loop, whose body XLA makes one kernel if it can."""
     rows, dtypes = [1, 16, 64, 8], ["float32", "bfloat16"]
@@ -306,16 +320,13 @@ def recurrences(quick: bool) -> Iterator[Case]:
         for dtype, m, n in itertools.product(dtypes, rows, sizes)
     ]
     if not quick:
-        found += [
-            (
-                "gated recurrence",
-                _gated,
-                dtype,
-                (m, n),
-                [(32, m, 4 * n), *2 * [(n, 4 * n)]],
-            )
-            for dtype, m, n in itertools.product(dtypes, (1, 8, 32), (128, 256, 512))
-        ]
+        for dtype, m, n in itertools.product(dtypes, (1, 8, 32), (128, 256, 512)):
+            lstm = [(32, m, 4 * n), *2 * [(n, 4 * n)]]
+            gru = [(32, m, 3 * n), (n, 3 * n)]
+            found += [
+                ("gated recurrence", _gated, dtype, (m, n), lstm),
+                ("GRU", _gru, dtype, (m, n), gru),
+            ]
     for kind, f, dtype, y, given in found:
         yield case_of(kind, f, dtype, *given, whole=True)
         g = with_gradient(f, len(given))

@@ -157,7 +157,7 @@ def _segment(prefix: str, f: Function, dtype: str, shape: Sizes, extent: int) ->
     return dataclasses.replace(case, dtypes=(dtype, "int32"), below=(0, extent))
 
 
-_DRAWN = 400
+_DRAWN = 600
 
 
 def drawn(quick: bool, seed: int = 0, count: int = _DRAWN) -> Iterator[Case]:
