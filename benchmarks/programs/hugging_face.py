@@ -52,49 +52,36 @@ def _long_gpt2(dtype: Any) -> Made:
     return lambda p, words: model(words, params=p).last_hidden_state, (p, words)
 
 
-def _llama(dtype: Any) -> tuple[Any, Any]:
-    from transformers import LlamaConfig
+def _causal(name: str, dtype: Any, **sizes: Any) -> tuple[Any, Any]:
+    import transformers
 
-    config = LlamaConfig(
-        vocab_size=_WORDS,
+    of = getattr(transformers, f"{name}Config")
+    config = of(vocab_size=_WORDS, max_position_embeddings=256, **sizes)
+    return _model(f"{name}ForCausalLM", config, dtype)
+
+
+def _llama(dtype: Any) -> tuple[Any, Any]:
+    return _causal(
+        "Llama",
+        dtype,
         hidden_size=1024,
         intermediate_size=2816,
         num_hidden_layers=4,
         num_attention_heads=16,
         num_key_value_heads=4,
-        max_position_embeddings=256,
     )
-    return _model("LlamaForCausalLM", config, dtype)
-
-
-def _gpt_neo(dtype: Any) -> tuple[Any, Any]:
-    from transformers import GPTNeoConfig
-
-    config = GPTNeoConfig(
-        vocab_size=_WORDS,
-        hidden_size=512,
-        num_heads=8,
-        num_layers=2,
-        attention_types=[[["global", "local"], 1]],
-        max_position_embeddings=256,
-    )
-    return _model("GPTNeoForCausalLM", config, dtype)
 
 
 def _gemma(dtype: Any) -> tuple[Any, Any]:
-    from transformers import GemmaConfig
+    sizes = {"hidden_size": 768, "intermediate_size": 2048, "head_dim": 96}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 1}
+    return _causal("Gemma", dtype, num_hidden_layers=3, **sizes, **heads)
 
-    config = GemmaConfig(
-        vocab_size=_WORDS,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=3,
-        num_attention_heads=8,
-        num_key_value_heads=1,
-        head_dim=96,
-        max_position_embeddings=256,
-    )
-    return _model("GemmaForCausalLM", config, dtype)
+
+def _gpt_neo(dtype: Any) -> tuple[Any, Any]:
+    attends = [[["global", "local"], 1]]
+    sizes = {"hidden_size": 512, "num_heads": 8, "num_layers": 2}
+    return _causal("GPTNeo", dtype, attention_types=attends, **sizes)
 
 
 def _roberta(dtype: Any) -> tuple[Any, Any]:
