@@ -5,7 +5,6 @@ Rules look at what else is in a loop, a branch or a gradient: here it is what no
 thought of.
 """
 
-import random
 import zlib
 
 import jax
@@ -16,6 +15,7 @@ from jax import lax
 
 import jax_layout as jl
 from jax_layout import choices
+from jax_layout.tune import draw as drawing
 
 # Of the largest result in float32. Roots of mean squares count: single elements may be
 # further off, as a rectifier's gradient jumps, and so may small results, of which some
@@ -23,18 +23,15 @@ from jax_layout import choices
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 
 
-class Draw:
+class Draw(drawing.Draw):
     """Makes programs from rows to rows: each is a pytree of weights, and a function of
     it and the rows."""
 
     def __init__(self, seed):
-        self.random = random.Random(seed)
+        super().__init__(seed)
         self.numbers = np.random.default_rng(seed)
         self.dtype = self.of(*TOLERANCES)
         self.rows, self.width = self.of(1, 2, 3, 16), self.of(32, 64)
-
-    def of(self, *given):
-        return given[int(self.random.random() * len(given))]
 
     def array(self, *shape):
         scale = np.prod(shape[:-1]) ** -0.5
