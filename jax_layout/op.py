@@ -370,7 +370,7 @@ def _lower(
     spread = _compat.partitioning(ctx)
     inner, read, turned = ctx, operands, params
     if spread == "none" and op.turned is not None:
-        inner, read, turned = _through_transposes(op.turned, ctx, operands, params)
+        inner, read, turned = _untransposed(op.turned, ctx, operands, params)
     kernel = _kernel(op, platform, inner.avals_in, inner.avals_out, turned)
     if kernel is None and read != operands:
         inner, read, turned = ctx, operands, params
@@ -391,7 +391,7 @@ def _lower(
     return mlir.lower_fun(split, op.multiple_results)(ctx, *operands)
 
 
-def _through_transposes(
+def _untransposed(
     turned: Callable[..., dict[str, Any] | None],
     ctx: mlir.LoweringRuleContext,
     operands: Sequence[Any],
@@ -430,7 +430,7 @@ def _kernel(
     return dataclasses.replace(kernel, work=kernel.work.named(f"{platform} {{}}"))
 
 
-def through_transposes(eqn: Any, transposes: Mapping[Any, Any]) -> Any:
+def untransposed(eqn: Any, transposes: Mapping[Any, Any]) -> Any:
     """An operator's equation on what its operands are transposes of.
 
     Args:

@@ -58,7 +58,7 @@ def _change(eqns: Sequence[Any], results: Sequence[Any], at: Place) -> Sequence[
         ours[place] = False
         large |= is_large(a, b)
         if eqn.primitive is not dot_general_p:
-            read[place] = op.through_transposes(eqn, transposes)
+            read[place] = op.untransposed(eqn, transposes)
             ours[place] = op.is_ours(read[place], at.slices)
     if not ours:
         return eqns
